@@ -56,6 +56,12 @@ ROWS = {
     "Megatron sharded, 8 ranks, 10 %": Row("sharded", 8, 0.1, 2.0, 10.0),
     "Megatron overlapped, 4 ranks, 30 %": Row("megatron overlapped", 4, 0.3, 0.7),
     "Megatron sharded and overlapped, 8 ranks, 10 %": Row("sharded overlapped", 8, 0.1, 2.0, 10.0),
+    "Megatron sharded and gathered, 4 ranks, 10 %": Row(
+        "sharded overlapped gathered", 4, 0.1, 2.0, 40.0
+    ),
+    "Megatron sharded and gathered, 8 ranks, 10 %": Row(
+        "sharded overlapped gathered", 8, 0.1, 2.0, 10.0
+    ),
     "torch's hook, 4 ranks, 30 %": Row("ddp", 4, 0.3, 0.7),
     "torch's hook, 4 ranks, 50 %": Row("ddp", 4, 0.5, 0.7),
     "torch's hook, 8 ranks, 30 %": Row("ddp", 8, 0.3, 0.8),

@@ -32,7 +32,8 @@ class Settings:
     """What all ranks do.
 
     `trains`: megatron, sharded (the same with the distributed optimizer) or ddp; of the first two
-    also with `overlapped`, where gradients are reduced while others are computed. `phases`: of a
+    also with `overlapped`, where gradients are reduced while others are computed, and of shards
+    then with `gathered`, where parameters are gathered in the next forward. `phases`: of a
     first iteration, one after the last, and the rank that is late meanwhile, -1 for none; of
     healthy trainings one per arm, in turns. `compute`: seconds of a rank in time, of which it waits
     what its model does not take. `slowed`: what a late one takes more, as a share. `in_turns`: both
@@ -50,6 +51,11 @@ class Settings:
     def backward(self) -> float:
         """Seconds of `compute` in which gradients are reduced."""
         return BACKWARD * self.compute if "overlapped" in self.trains else 0.0
+
+    @property
+    def forward(self) -> float:
+        """Seconds of `compute` in which parameters are gathered."""
+        return FORWARD * self.compute if "gathered" in self.trains else 0.0
 
 
 class Training(Protocol):
@@ -85,7 +91,8 @@ PATCHED = ("gradients", "shards")
 HIDDEN = {"megatron": 128, "sharded": 64}  # of a GPT of about 3.3 MB, and of 0.9 MB
 BUCKET = {"megatron": 200_000, "sharded": 60_000}  # numbers, of each bucket where there are some
 LAYERS = 4
-BACKWARD = 0.25  # share of what a rank computes, in the last backward, where reductions overlap
+# Shares of what a rank computes, in the last backward and the first forward, where these overlap.
+BACKWARD = FORWARD = 0.25
 
 
 class OfMegatron:
@@ -106,8 +113,10 @@ class OfMegatron:
             stages=1, microbatches=1, layers=LAYERS, hidden=HIDDEN[kind], seq_length=16, seed=SEED,
             distributed_optimizer=sharded, after_backward=sharded and not overlapped,
             overlap_reduce=bool(overlapped) and not sharded, bucket=BUCKET[kind],
+            overlap_gather="gathered" in overlapped,
         )  # fmt: skip
-        self._wait = settings.backward / LAYERS  # before each layer's backward
+        # Before each layer's forward and backward.
+        self._waits = settings.forward / LAYERS, settings.backward / LAYERS
         gpt.initialize(self._shape, TIMEOUT)
         prefix = folder / "data" / "text"
         if dist.get_rank() == 0:
@@ -121,7 +130,7 @@ class OfMegatron:
         return self._of_gpt()
 
     def _of_gpt(self) -> Training:
-        return OfGPT(self._gpt, self._shape, self._dataset, self._patched, self._wait)
+        return OfGPT(self._gpt, self._shape, self._dataset, self._patched, *self._waits)
 
     def auto(self) -> Training:
         from megatron_adaptra.adapter.entry.activate import activate
@@ -150,24 +159,32 @@ def put(patched: list[tuple[Any, str]], functions: list[Any]) -> None:
 class OfGPT:
     """One of them. It reduces gradients as Megatron was patched to do when it was made.
 
-    `wait`: seconds before the backward of each layer, from which on gradients are reduced; 0 where
-    they are when all is computed.
+    `forward`: seconds before the forward of each layer. `backward`: the same, from which on
+    gradients are reduced; 0 where they are when all is computed.
     """
 
     def __init__(
-        self, gpt: Any, shape: Any, dataset: Any, patched: list[tuple[Any, str]], wait: float
+        self,
+        gpt: Any,
+        shape: Any,
+        dataset: Any,
+        patched: list[tuple[Any, str]],
+        forward: float,
+        backward: float,
     ) -> None:
         self._arm, self._function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
         self._patched, self._reduce = patched, functions_of(patched)
         self._finalize = self._arm.config.finalize_model_grads_func
         self._computed: Callable[[], None]
-        if not wait:
+        if not backward:
             self._arm.config.finalize_model_grads_func = self._finish
             return
         layers = self._arm.models[0].module.decoder.layers
         layers[-1].register_full_backward_pre_hook(lambda *_: self._computed())
         for layer in layers:
-            layer.register_full_backward_pre_hook(lambda *_: time.sleep(wait))
+            layer.register_full_backward_pre_hook(lambda *_: time.sleep(backward))
+            if forward:
+                layer.register_forward_pre_hook(lambda *_: time.sleep(forward))
 
     def step(self, iteration: int, computed: Callable[[], None]) -> float:
         self._computed = computed
@@ -254,7 +271,10 @@ class Arm:
             began = time.monotonic()
             until = began + compute - self._settings.backward
             # What computes needs a core of this machine: the plugin's threads shall have it before.
-            time.sleep(self._settings.compute / 2)
+            first = self._settings.compute / 2
+            if forward := self._settings.forward:  # which gathers make longer
+                first, until = until - began - forward, began
+            time.sleep(first)
             loss = self._training.step(
                 self._iteration, lambda end=until: time.sleep(max(0.0, end - time.monotonic()))
             )

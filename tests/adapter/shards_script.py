@@ -66,6 +66,8 @@ def train(case: str, shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
     for one in measuring():
         sharded = one.value.choice.sharded
         assert one._expected_gathers or not sharded, "it knows when its shards are gathered"
+        hides = sharded and shape.overlap_gather
+        assert bool(one._hides) == hides, "it knows what forwards hide"
     return found
 
 

@@ -79,6 +79,14 @@ def test_of_what_overlaps_with_a_backward_the_last_shards_count() -> None:
     assert chosen(figures(8 * MB, 10 * MS, buffers=Buffers(1, 1.0, 8 * MB))) == "native"
     seen = choose_shards(replace(hidden, buffers=Buffers(8, 1.0, 1 * MB, gathers=8)), now, 0.05)
     assert seen.besides == pytest.approx(8 * ours.besides)
+    buffers = Buffers(8, 1.0, 1 * MB, gathers=8, hides=1.0)
+    assert choose_shards(replace(hidden, buffers=buffers), now, 0.05).besides == ours.besides
+    # Forwards hide a plan's gathers whole, and so much of gloo's.
+    buffers = replace(buffers, hides=60 * MS)
+    part = choose_shards(replace(hidden, buffers=buffers), now, 0.05)
+    assert ours.seconds < 60 * MS
+    gloo = ours.besides + ours.seconds  # one of its gathers; ours takes as long as the scatter
+    assert part.besides == pytest.approx(ours.besides + 7 * (gloo - 60 * MS), rel=0.05)
     in_turn = choose_shards(figures(8 * MB, 10 * MS, buffers=Buffers(8, gathers=8)), now, 0.05)
     assert in_turn.gain == pytest.approx(8 * alone.gain, rel=0.05)
 

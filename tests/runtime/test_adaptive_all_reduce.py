@@ -49,14 +49,12 @@ def open_group(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-    hides_gathers: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce]:
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     return connected, AdaptiveAllReduce(
         connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, None, sharded, overlaps,
-        hides_gathers,
     )  # fmt: skip
 
 
@@ -150,12 +148,12 @@ def test_paths_are_measured_once_shards_have_been_gathered() -> None:
         assert waited == [False, True, True, False, True]
 
 
-def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int, int]:
-    """What is reported of a reduction of three buffers: how many, overlap, last bytes, gathers.
+def overlapped(me: RankFixture, overlaps: bool) -> tuple[Any, ...]:
+    """What is reported of a reduction of three buffers: of Buffers, one after the other.
 
-    Those of four are waited for, or one.
+    Of four gathers, if it overlaps, the first is waited for at once, others a while later.
     """
-    _, adaptive = open_group("engine", sharded=True, overlaps=overlaps, hides_gathers=overlaps)
+    _, adaptive = open_group("engine", sharded=True, overlaps=overlaps)
     ended, moments = list[Any](), itertools.cycle([10.0, 13.0, 17.0, 18.0, 19.0, 20.0])
     with pytest.MonkeyPatch.context() as patch:
         clock = types.SimpleNamespace(monotonic=lambda: next(moments))
@@ -167,19 +165,21 @@ def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int, int]:
                 adaptive.started(nbytes)
             for _ in range(3):
                 adaptive.ended()
-            for _ in range(4):
+            for hidden in (0.1, 4.0, 5.0, 9.0):
                 adaptive.gathered()
+                if overlaps:
+                    adaptive.hidden(hidden)
     me.meet()
     adaptive.close()
     return astuple(ended[-1].buffers)
 
 
-@pytest.mark.parametrize(("overlaps", "seconds", "gathers"), [(True, 7.0, 1), (False, 0.0, 4)])
+@pytest.mark.parametrize(("overlaps", "seconds", "hides"), [(True, 7.0, 6.0), (False, 0.0, 0.0)])
 def test_a_reduction_overlaps_until_its_last_buffer_is_ready(
-    overlaps: bool, seconds: float, gathers: int
+    overlaps: bool, seconds: float, hides: float
 ) -> None:
-    """Buffers that wait for each other overlap with nothing."""
-    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(3, seconds, 200, gathers)] * RANKS
+    """Buffers that wait for each other overlap with nothing. Of gathers the first is not hidden."""
+    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(3, seconds, 200, 4, hides)] * RANKS
 
 
 SITES = {

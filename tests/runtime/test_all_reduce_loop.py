@@ -93,7 +93,7 @@ def test_what_a_backward_hides_of_a_reduction_is_not_gained(tmp_path: Path) -> N
     assert decision["native_ms"] == pytest.approx(1e3 * native, rel=0.02)
     assert decision["predicted_ms"] == pytest.approx(1e3 * group.took[-1], rel=0.02)
     assert outcome["measured_ms"] == pytest.approx(decision["predicted_ms"], rel=0.02)
-    buffers = {"count": 1, "overlap": 0.08, "last": NBYTES // 8, "gathers": 1}
+    buffers = {"count": 1, "overlap": 0.08, "last": NBYTES // 8, "gathers": 1, "hides": 0.0}
     assert decision["figures"]["buffers"] == buffers
     hidden = VotedGroup(4, log)
     hidden.overlap, hidden.last = 4 * BUFFER, NBYTES // 50

@@ -8,6 +8,7 @@ Megatron, which is logged once.
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -72,6 +73,21 @@ class NativeHandle:
         """Raises what Megatron's raises."""
         self._handle.wait()
         self._then()
+
+
+class GatherHandle:
+    """The `handle` of an all-gather that overlaps with a forward, from its begin on.
+
+    `hidden`: gets the seconds after which it is waited for.
+    """
+
+    def __init__(self, handle: Any, hidden: Callable[[float], None]) -> None:
+        self._handle, self._hidden, self._began = handle, hidden, time.monotonic()
+
+    def wait(self) -> None:
+        """Raises what that of `handle` raises."""
+        self._hidden(time.monotonic() - self._began)
+        self._handle.wait()
 
 
 @dataclass
@@ -222,7 +238,7 @@ class PlannedCollectives(ABC):
         if adaptive is None or not count:
             return
         if goal is Goal.ALL_GATHER:
-            _each(count, adaptive.gathered)
+            _each(count, adaptive.gathered)  # or when that ends is not known here
             return
         ends = partial(_each, count, adaptive.ended)
         if _overlaps(config) and buckets.grad_reduce_handle is not None:
@@ -310,10 +326,13 @@ class PlannedCollectives(ABC):
             )
         try:
             connected, adaptive = connect(
-                group, use, self._config, device, sharded=sharded,
+                group,
+                use,
+                self._config,
+                device,
+                sharded=sharded,
                 overlaps=_overlaps(buckets.ddp_config),
-                hides_gathers=bool(buckets.ddp_config.overlap_param_gather),
-            )  # fmt: skip
+            )
         except NoConnections as error:
             return f"cannot connect: {error}"
         if adaptive is not None and adaptive.loop is not None:

@@ -86,7 +86,6 @@ def connect(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-    hides_gathers: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce | ObservedAllReduce | None]:
     """Connect the ranks of a `group`: a collective of it.
 
@@ -95,7 +94,7 @@ def connect(
         name: of the connections' use.
         config: the job's settings.
         device: that buffers are on.
-        sharded, overlaps, hides_gathers: see AdaptiveAllReduce.
+        sharded, overlaps: see AdaptiveAllReduce.
 
     Returns:
         The connections, and what finds out and votes, under `--adaptra-allreduce auto`; on a GPU
@@ -119,9 +118,8 @@ def connect(
             config.timeout, log, sharded, overlaps,
         )  # fmt: skip
     return connected, AdaptiveAllReduce(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps,
-        hides_gathers,
-    )  # fmt: skip
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
+    )
 
 
 def difference_of(group: Any, buckets: Any, device: str) -> str:

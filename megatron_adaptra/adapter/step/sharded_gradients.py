@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.adapter.step.gradients import hand_over
-from megatron_adaptra.adapter.step.planned_collectives import PlannedCollectives
+from megatron_adaptra.adapter.step.planned_collectives import GatherHandle, PlannedCollectives
 from megatron_adaptra.adapter.step.planned_groups import PlannedGroup
 from megatron_adaptra.ir.collective import Goal
 
@@ -50,12 +50,15 @@ class ShardedReduction(PlannedCollectives):
             if not self._is_ours(buckets):
                 native()
                 return
-            groups = {Goal.ALL_GATHER: self._in_instance(Goal.ALL_GATHER, buckets)}
-            handle = self._run(native, buckets, groups)
+            group = self._in_instance(Goal.ALL_GATHER, buckets)
+            handle = self._run(native, buckets, {Goal.ALL_GATHER: group})
             if handle and buckets.param_gather_handle is not None:
                 buckets.param_gather_handle = handle  # Megatron's own, of nothing, was there
             elif handle:
                 handle.wait()
+            waited = buckets.param_gather_handle
+            if waited is not None and group is not None and group.adaptive is not None:
+                buckets.param_gather_handle = GatherHandle(waited, group.adaptive.hidden)
 
         def reduce_scatter(shard: Any, whole: Any, *args: Any, **kwargs: Any) -> Any:
             op, group = kwargs.get("op", dist.ReduceOp.SUM), kwargs.get("group")

@@ -120,7 +120,11 @@ class Figures:
             lateness=tuple(ten_digits(late - first) for late in self.lateness),
             iteration=ten_digits(self.iteration),
             native=None if self.native is None else ten_digits(self.native),
-            buffers=replace(self.buffers, overlap=ten_digits(self.buffers.overlap)),
+            buffers=replace(
+                self.buffers,
+                overlap=ten_digits(self.buffers.overlap),
+                hides=ten_digits(self.buffers.hides),
+            ),
         )
 
     def to_json(self) -> dict[str, Any]:

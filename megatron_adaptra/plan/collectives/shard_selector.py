@@ -4,8 +4,8 @@ A late rank sends (N - 1)/N of the buffer after it has come under any plan, so t
 nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
 
-Gradients that become ready while others are reduced hide all but the last of them. Where
-forwards hide all-gathers it is not known how much of them: the first one counts, no more.
+Gradients that become ready while others are reduced hide all but the last of them. Of all-gathers
+what forwards hide is measured, and does not count.
 
 A plan has to save enough over a ring of our own, so that delays alone decide, and bits stay as they
 are without. What it then saves is more, since native is gloo's, whose reduce-scatter is an
@@ -87,8 +87,9 @@ def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen
     gathering = choice.gathering()
     assert gathering is not None
     # All ranks begin it together: each has waited for the others in the reduce-scatter.
-    ours = f.buffers.gathers * run_on_ports(gathering, f.mean_buffer, f.ports).after_arrival
+    ours = run_on_ports(gathering, f.mean_buffer, f.ports).after_arrival
     plan = sharded_plan(Goal.ALL_GATHER, "ring", ranks, NATIVE_CUT)
-    theirs = f.buffers.gathers * run_on_ports(plan, f.mean_buffer, ports).after_arrival
+    theirs = run_on_ports(plan, f.mean_buffer, ports).after_arrival
     theirs *= native / reduces if reduces else 0.0  # as measured of the other one
-    return Chosen(choice, seconds, ten_digits(native), ten_digits(theirs - ours))
+    besides = f.buffers.exposed(theirs) - f.buffers.exposed(ours)
+    return Chosen(choice, seconds, ten_digits(native), ten_digits(besides))

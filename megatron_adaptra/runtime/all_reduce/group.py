@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import Disagreement
@@ -49,7 +50,6 @@ class AdaptiveAllReduce:
         log: file of decisions; None for none.
         sharded: it is a reduce-scatter into equal shards, and an all-gather afterwards.
         overlaps: buffers become ready, and are reduced, while others are computed.
-        hides_gathers: forwards hide all-gathers, but for the first one.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class AdaptiveAllReduce:
         log: Path | None = None,
         sharded: bool = False,
         overlaps: bool = False,
-        hides_gathers: bool = False,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
@@ -75,10 +74,12 @@ class AdaptiveAllReduce:
         self._between: float | None = None  # seconds from the last end to this arrival
         self._sent = False  # this iteration is measured
         self._calls = self._expected = self._open = self._nbytes = 0
-        self._overlaps, self._hides_gathers = overlaps, hides_gathers
+        self._overlaps = overlaps
         self._started = 0.0, 0.0  # when the first buffer and the last one were
         self._last = 0  # bytes of the last one
         self._gathers = self._expected_gathers = 0
+        self._hidden = list[float]()  # seconds of each gather that a forward hides, ...
+        self._hides = 0.0  # ... and the mean of those before, but for the first one's
         self._reported = True
         self._held: ReductionReport | None = None  # without what it sees
         self.late: dict[int, float] = {}
@@ -114,6 +115,9 @@ class AdaptiveAllReduce:
             if self._calls:
                 self._expected = self._calls
             self._expected_gathers, self._gathers = self._gathers, 0
+            if self._hidden:
+                _, *others = sorted(self._hidden)
+                self._hides, self._hidden = mean(others or [0.0]), []
             self._calls = self._open = self._nbytes = 0
             self._reported = False
         before, self._value = self._value, self._agreed()
@@ -179,6 +183,14 @@ class AdaptiveAllReduce:
         if over:
             self._guard.call(self._release)
 
+    def hidden(self, seconds: float) -> None:
+        """A forward has computed for so long since an all-gather began, and waits for it now.
+
+        `seconds`: that it hides, though the all-gather may have ended before.
+        """
+        with self._lock:
+            self._hidden.append(seconds)
+
     def check(self) -> None:
         """Raises Disagreement if a rank was found to run something else in this iteration."""
         arrivals = self._arrivals
@@ -207,11 +219,11 @@ class AdaptiveAllReduce:
                 return
             first, last = self._started
             overlap = last - first if self._overlaps else 0.0
-            gathered = 1 if self._hides_gathers else max(1, self._expected_gathers)
+            gathered = max(1, self._expected_gathers)
             self._held = ReductionReport(
                 self._me, self._iteration, self._nbytes, seconds=seconds, period=self._period,
                 between=self._between,
-                buffers=Buffers(max(1, self._calls), overlap, self._last, gathered),
+                buffers=Buffers(max(1, self._calls), overlap, self._last, gathered, self._hides),
             )  # fmt: skip
             gathers = self._gathers < self._expected_gathers
         if not gathers:  # else ports are not idle yet

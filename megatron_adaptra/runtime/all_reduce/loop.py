@@ -120,6 +120,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             max(1, *(one.count for one in buffers)),
             last=min(nbytes, max(one.last for one in buffers)),
             gathers=max(1, *(one.gathers for one in buffers)),
+            hides=median(one.hides for one in buffers),
         )
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)

@@ -1,4 +1,4 @@
-"""In which iterations ranks tell each other when they were ready: in few, while nothing changes.
+"""In which iterations ranks send each other when they were ready: in few, while nothing changes.
 
 A rank that is late makes native's reduction longer at all others, so that these notice it without a
 message. From the next iteration on they measure all of them, and their messages ask the other ranks

@@ -161,6 +161,9 @@ class ObservedAllReduce:
     def gathered(self) -> None:
         """Nothing is measured of it."""
 
+    def hidden(self, seconds: float) -> None:
+        """Nothing is measured: what passes `seconds` on the host is not what a GPU waits for."""
+
     def check(self) -> None:
         """Nothing can differ."""
 
