@@ -196,6 +196,10 @@ class OfGPT:
         return float(loss[0] if loss.dim() else loss)
 
     def digest(self) -> str:
+        if self._arm.shape.overlap_gather:  # the last parameters are on their way
+            put(self._patched, self._reduce)
+            for model in self._arm.models:
+                model.disable_forward_pre_hook()
         return str(self._arm.digest())
 
     def _finish(self, *args: Any, **kwargs: Any) -> Any:

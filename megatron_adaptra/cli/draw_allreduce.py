@@ -16,9 +16,11 @@ from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.direct import shares_without
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.read import read_plan
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Figures, choose_all_reduce
+from megatron_adaptra.plan.collectives.selector import choose_all_reduce
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT
 from megatron_adaptra.plan.collectives.sized import MESSAGE, sized
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, run_on_ports
 from megatron_adaptra.transport.rules import PORT_SYNTAX, parse_port_rules

@@ -10,7 +10,8 @@ from typing import Any
 
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Figures
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.sim.ports import run_on_ports

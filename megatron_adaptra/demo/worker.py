@@ -38,7 +38,7 @@ from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.failures import recorded
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
-from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.processes import die_with_parent
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.decisions import Decision

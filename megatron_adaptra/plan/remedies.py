@@ -17,12 +17,9 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.base import evaluate, make_plan
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import (
-    NATIVE_CUT,
-    Figures,
-    by_gloo,
-    choose_all_reduce,
-)
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import choose_all_reduce
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo
 from megatron_adaptra.plan.ladder import (
     BY_COUNTS,
     COLLECTIVE,

@@ -9,7 +9,8 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.choice_server import choose
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen
 from megatron_adaptra.runtime.planning_process import PlanningProcess
 
 

@@ -20,7 +20,7 @@ from megatron_adaptra.demo.all_reduces import (
 )
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.view import reductions
 from megatron_adaptra.view.html.report import report_html

@@ -14,9 +14,9 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.selector import Figures
 from megatron_adaptra.plan.collectives.stragglar import stragglar
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 

@@ -16,12 +16,8 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import (
-    CERTAIN,
-    MOST_RANKS,
-    Figures,
-    choose_all_reduce,
-)
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import CERTAIN, MOST_RANKS, choose_all_reduce
 from megatron_adaptra.sim.ports import Ports
 
 BUFFER = 0.16

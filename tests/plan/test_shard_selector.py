@@ -11,7 +11,7 @@ from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.shard_selector import choose_shards
 from megatron_adaptra.plan.collectives.sized_shards import shard_pieces, sharded_plan
 from megatron_adaptra.sim.ports import Ports, run_on_ports

@@ -26,7 +26,7 @@ from megatron_adaptra.errors import PlanningFailed
 from megatron_adaptra.plan.collectives import selector
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.choice_server import choose
-from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.processes import descendants
 from megatron_adaptra.runtime import planning_process
 from megatron_adaptra.runtime.all_reduce import loop

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures, choose_all_reduce
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen, choose_all_reduce
 from megatron_adaptra.plan.collectives.shard_selector import choose_shards
 from megatron_adaptra.plan.planning_server import serve
 

@@ -14,18 +14,12 @@ all-reduce and a copy: that is what is predicted.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import (
-    NATIVE_CUT,
-    Chosen,
-    Figures,
-    by_gloo,
-    simulated,
-)
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo, natively, simulated
 from megatron_adaptra.plan.collectives.sized_shards import (
     CERTAIN,
     MOST_RANKS,
@@ -80,9 +74,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
     """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
     f, ranks, ports = figures, figures.ranks, by_gloo(figures.ports)
-    # gloo's reduce-scatter is an all-reduce.
-    all_reduce = Choice(ranks, "ring", NATIVE_CUT)
-    reduces = simulated(all_reduce, replace(f, ports=ports), NATIVE_CUT)
+    reduces = natively(f, NATIVE_CUT)  # gloo's reduce-scatter is an all-reduce
     native = reduces if f.native is None else min(reduces, f.native)
     gathering = choice.gathering()
     assert gathering is not None

@@ -11,7 +11,8 @@ from statistics import median
 from megatron_adaptra.errors import AdaptraError, PlanningFailed
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen
 from megatron_adaptra.runtime.all_reduce.decisions import (
     AllReduceDecision,
     AllReduceLog,
