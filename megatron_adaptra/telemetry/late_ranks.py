@@ -20,7 +20,7 @@ from megatron_adaptra.telemetry.rotation import Rotation
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6
-_TRIPS = 5  # round trips, whose median is the path's
+_TRIPS = 5  # round trips, whose median, or least one, is the path's
 _PATHS = 256  # watched in one iteration, about: 3 ms of a core
 
 
@@ -38,7 +38,6 @@ class LateRanks:
         self._trips: dict[Pair, deque[float]] = {}
         self._least: dict[Pair, float] = {}
         self._rotation = Rotation()
-        self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
 
     @property
     def rotating(self) -> bool:
@@ -83,8 +82,6 @@ class LateRanks:
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
         common = median(now.delays.values()) if now.delays else 0.0
-        if now.delays:
-            self._common.append(common)
         self._look_at(now.delays, common)
         return any(one.changed for one in self._all())
 
@@ -122,10 +119,11 @@ class LateRanks:
     def delay(self) -> float:
         """Seconds that a message takes on an ordinary path; 0 until there was one.
 
-        The least of the last iterations: ranks that wait for a core see messages later, and none of
-        them before it has come.
+        Half of a round trip, the least of the last iterations: ranks that wait for a core see
+        messages later, and none of them before it has come.
         """
-        return min(self._common, default=0.0)
+        least = [max(0.0, min(trips)) for trips in self._trips.values()]
+        return median(least) / 2 if least else 0.0
 
     def alarms(self) -> list[int]:
         """The ranks whose last sample is out of its chart."""
