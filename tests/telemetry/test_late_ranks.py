@@ -178,9 +178,25 @@ def test_what_waits_for_a_core_is_no_delay(ranks):
     late_ranks = LateRanks(ranks)
     for i in range(24):
         late_ranks.update(messages(ranks, {}, delay=0.3 * MS if i % 8 == 5 else 8 * MS), BUFFER)
-    assert late_ranks.delay() == pytest.approx(0.3 * MS)
+    assert late_ranks.delay() <= 0.3 * MS
     run(late_ranks, 8, {}, delay=8 * MS)
     assert late_ranks.delay() == pytest.approx(8 * MS)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])  # of two there is one pair, which may show anything
+def test_trips_that_differ_much_show_no_delay_and_those_of_a_network_do(ranks):
+    """Ranks that share cores take milliseconds in all iterations, by chance; a network as long."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    for network, least, most in ((0.0, 0.0, 0.6), (10.0, 9.0, 11.5)):
+        late_ranks = LateRanks(ranks)
+        for _ in range(12):
+            seen = messages(ranks, {}, delay=network * MS)
+            row = {
+                t: {s: x + rng.expovariate(1 / MS) for s, x in of.items()} for t, of in seen.items()
+            }
+            late_ranks.update(row, BUFFER)
+        assert least * MS <= late_ranks.delay() <= most * MS
 
 
 @pytest.mark.parametrize("draws", [False, True])
