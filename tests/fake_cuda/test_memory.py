@@ -85,5 +85,12 @@ def test_copies_share_what_the_way_carries(payload: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("ppm", [-500, 500])
 def test_events_show_the_devices_own_clock(ppm: int) -> None:
-    found = scenario("rates", to_host_gbps=0.004, clock_ppm=ppm)  # 1 s
-    assert found["out"] == pytest.approx(4 * MIB / 0.004e9 * (1 + 1e-6 * ppm), rel=1e-4)
+    expected = 4 * MIB / 0.004e9 * (1 + 1e-6 * ppm)  # 1 s
+
+    def run() -> Any:
+        found = scenario("rates", to_host_gbps=0.004, clock_ppm=ppm)
+        assert found["out"] > (1 - 1e-5) * expected
+        return found
+
+    # On a busy machine the copy begins a little later than the event.
+    in_some_run(run, lambda found: found["out"] < (1 + 1e-4) * expected)
