@@ -47,6 +47,7 @@ from megatron_adaptra.units import number
 
 MOST_BUDGETS = 50  # each takes some plans
 MOST_SLOWDOWN = 1e6
+SLOWDOWN = "0.05"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -70,9 +71,8 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--max-slowdown",
         metavar="X",
-        default="0.05",
         help="a delay counts as hidden if the iteration takes at most this share longer than "
-        "without it (default: 0.05)",
+        f"without it (default: {SLOWDOWN})",
     )
     add("--json", action="store_true", help="print one JSON object")
     add_job(parser)
@@ -87,9 +87,15 @@ def run(args: argparse.Namespace) -> int:
     if job.replicas is not None:
         from megatron_adaptra.cli.replicas.compare import compare_replicas
 
+        if args.max_slowdown is not None:
+            raise BadInput(
+                "--max-slowdown",
+                args.max_slowdown,
+                "with --replicas no delay is looked for that budgets hide: leave it out",
+            )
         return compare_replicas(args, job, _budgets_of(args.budgets) if args.budgets else ())
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
-    share = _share_of(args.max_slowdown)
+    share = _share_of(SLOWDOWN if args.max_slowdown is None else args.max_slowdown)
     folder = results_folder(Path(args.out)) if args.out else None
 
     limited = sum(map(math.isfinite, budgets))

@@ -129,6 +129,14 @@ def test_bad_values(here, flag, value, allowed):
     assert line == f"{flag} '{value}': it has to be {allowed}"
 
 
+def test_replicas_have_no_delay_that_budgets_hide(here):
+    line = here.refused("compare", *SMALL, "--replicas", "2", "--max-slowdown", "0.1")
+    assert line == (
+        "--max-slowdown '0.1': with --replicas no delay is looked for that budgets hide: leave it "
+        "out"
+    )
+
+
 def warmup(job, policy):
     return make_plan(job, "warmup")
 
