@@ -13,7 +13,13 @@ from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.all_reduce.group import (
+    MESHES,
+    PROBED,
+    PROBED_EVERY,
+    AdaptiveAllReduce,
+)
+from megatron_adaptra.runtime.all_reduce.loop import LOOK
 from megatron_adaptra.runtime.all_reduce.measured_iterations import (
     CHANCE,
     EVERY,
@@ -71,6 +77,12 @@ def test_noise_with_heavy_tails_leaves_most_iterations_alone() -> None:
     rng, count = random.Random(seed), 4000
     took = [TAKES + 0.01 * rng.gauss(0, 1) / max(0.2, rng.random()) for _ in range(count)]
     assert len(measured(took)) < 0.55 * count
+
+
+def test_what_all_ranks_do_together_falls_on_iterations_that_all_measure() -> None:
+    """Probes wait for all ranks, and shards are chosen after the reports of all."""
+    together = {*PROBED, *range(PROBED_EVERY, 1000, PROBED_EVERY), *range(LOOK, 1000, LOOK)}
+    assert all(iteration in MeasuredIterations(MATTERS) for iteration in together)
 
 
 def counted(adaptive: AdaptiveAllReduce) -> list[int]:

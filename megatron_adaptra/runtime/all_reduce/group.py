@@ -25,8 +25,8 @@ from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
-PROBED = range(1, 6)  # iterations after which all paths are measured, ...
-PROBED_EVERY = 32  # ... and then one of so many
+# Iterations after which all paths are measured, and then one of so many: all ranks measure these.
+PROBED, PROBED_EVERY = range(1, 6), 32
 _PROBES = 0.01  # share of the bytes of reductions, each of which crosses a port twice
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
 
