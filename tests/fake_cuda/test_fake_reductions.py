@@ -40,9 +40,11 @@ def test_a_rank_that_comes_late_is_named(flags: str, tmp_path: Path) -> None:
     done = trained(tmp_path, *FLAGS[flags], pipeline=1, ranks=3, iterations=ITERATIONS)
     lines = [x for x in done.text.splitlines() if "stay with nccl" in x]
     assert "gradients stay with nccl: who comes late is measured" in lines[0]
-    late = [re.search(r"of ranks 0 to 2 stay .*rank 2 comes (\d+) ms late", x) for x in lines]
-    found = [int(match[1]) for match in late if match]
-    decided("the rank that sleeps comes late", bool(found) and found[0] / 1e3 > LATE / 2)
+    names = [re.search(r"of ranks 0 to 2 stay .*rank 2 comes (\d+) ms late", x) for x in lines]
+    found = [int(match[1]) for match in names if match]
+    # Before it sleeps, it may come late by what this machine gives it.
+    right = any(late / 1e3 > LATE / 2 for late in found)
+    decided(f"the rank that sleeps comes late, in {lines}", right)
 
 
 def test_iterations_are_captured_as_ever(tmp_path: Path) -> None:
