@@ -81,7 +81,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print, and write the report if asked; the exit status."""
+    """Compare, print, and write the report if asked; the exit status.
+
+    Raises BadInput for values of `args` that a job has no use for.
+    """
     job = job_of(args)
     conditions = job.conditions
     if job.replicas is not None:
