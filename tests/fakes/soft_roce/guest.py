@@ -1,10 +1,12 @@
 """In the virtual machine: guest.py [--full] OUT NAME...
 
-Runs cases, and writes a line of JSON about each to OUT.
+Runs cases, and writes a line of JSON about each to OUT. Of one that does not end in time it prints
+where it is, and ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -12,10 +14,13 @@ import traceback
 
 from soft_roce.verbs_cases import CASES, Size
 
+LONGEST = 600  # seconds of a case, against hanging: its own waits end much sooner
+
 
 def main(out: str, names: list[str]) -> None:
     with open(out, "w") as file:
         for name in names:
+            faulthandler.dump_traceback_later(LONGEST, exit=True)
             start = time.monotonic()
             try:
                 outcome = {"passed": True, "text": str(CASES[name]() or "")}
@@ -26,6 +31,7 @@ def main(out: str, names: list[str]) -> None:
             seconds = round(time.monotonic() - start, 1)
             file.write(json.dumps({"name": name, "seconds": seconds, **outcome}) + "\n")
             file.flush()
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ with open(sys.argv[2], "wb") as out:
 PY
   mkdir -p root/{bin,modules,proc,sys,dev,host,top,root}
   cp /bin/busybox root/bin/
-  for tool in sh mount insmod mkdir cat echo poweroff chroot ip ln; do ln -s busybox "root/bin/$tool"; done
+  for tool in sh mount insmod mkdir cat echo sleep poweroff chroot ip ln; do ln -s busybox "root/bin/$tool"; done
   for module in virtio_pci virtio_rng virtio_console 9p 9pnet_virtio overlay veth sch_netem \
     crc32_generic crc32_pclmul ib_uverbs rdma_ucm rdma_rxe; do
     modprobe -d unpacked -S "$version" --show-depends "$module" 2>/dev/null |
