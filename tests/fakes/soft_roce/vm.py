@@ -109,7 +109,7 @@ def _processors(machine: subprocess.Popen[bytes]) -> str:
     """Where its processors are, for who looks for the cause."""
     used = sum(map(int, Path(f"/proc/{machine.pid}/stat").read_text().split()[13:15]))
     try:
-        registers, _ = machine.communicate(b"info registers -a\n", timeout=10)
+        registers, _ = machine.communicate(b"info registers -a\nquit\n", timeout=10)
     except subprocess.TimeoutExpired:
         registers = b"qemu itself does not answer"
     lines = registers.decode(errors="replace").splitlines()
