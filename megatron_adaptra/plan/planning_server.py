@@ -23,6 +23,8 @@ def serve(answer: Answer) -> None:
     `answer`: to a request. What it raises is answered with `{"error": text}`.
     """
     die_with_parent()
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):  # of which nice changes nothing
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(NICE)
     for line in sys.stdin:
         request = json.loads(line)

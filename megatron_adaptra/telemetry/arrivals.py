@@ -24,11 +24,12 @@ _USUAL = 3  # times the median doubt, up to which it is noise
 class Arrivals(NamedTuple):
     """Seconds of one iteration.
 
-    `late`: by rank, its lateness; of the first ones 0. `delays`: by source and target.
-    `round_trips`: by two ranks, the lower one first.
+    `late`: by rank, its lateness; of the first ones 0. `doubts`: by rank, by how much that may be
+    wrong. `delays`: by source and target. `round_trips`: by two ranks, the lower one first.
     """
 
     late: dict[int, float]
+    doubts: dict[int, float]
     delays: dict[Pair, float]
     round_trips: dict[Pair, float]
 
@@ -70,6 +71,7 @@ def arrivals(
     moments = _moments(apart)
     return Arrivals(
         after_the_first(moments),
+        {rank: median(doubt for doubt, *_ in row) for rank, row in apart.items()},
         {
             (a, b): max(0.0, seconds - moments[a] + moments[b])
             for (a, b), seconds in came.items()

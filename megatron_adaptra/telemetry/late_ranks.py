@@ -76,7 +76,7 @@ class LateRanks:
         self._take_trips(now)
         late_now = now.late
         if between is not None:
-            late_now = self._own.of(now.late, between, ABSOLUTE * buffer)
+            late_now = self._own.of(now.late, between, ABSOLUTE * buffer, now.doubts)
         self._rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
         least = 2 * AGREE if self.rotating else AGREE
         for rank, late in late_now.items():

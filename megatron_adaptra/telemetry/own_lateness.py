@@ -20,10 +20,15 @@ class OwnLateness:
     def __init__(self) -> None:
         self.free = False
         self._evidence = 0.0  # seconds; for free ones above 0
+        # Of the last iteration, by what is known for sure.
         self._last: tuple[dict[int, float], dict[int, float]] = ({}, {})
 
     def of(
-        self, came: Mapping[int, float], between: Mapping[int, float], matters: float
+        self,
+        came: Mapping[int, float],
+        between: Mapping[int, float],
+        matters: float,
+        doubts: Mapping[int, float],
     ) -> dict[int, float]:
         """By rank, its own seconds after the first ranks; one iteration.
 
@@ -31,10 +36,13 @@ class OwnLateness:
             came: how much later than the first ones each rank came.
             between: seconds from the end of the last all-reduce there to its arrival.
             matters: seconds; what changes by less is chance.
+            doubts: by rank, the seconds by which `came` may be wrong, as where messages waited for
+                a core. More than matter, and it shows nothing of what a program does.
         """
         took = after_the_first({rank: between[rank] for rank in came if rank in between})
-        self._compare(came, took, matters)
-        self._last = dict(came), took
+        sure = {rank: late for rank, late in came.items() if doubts.get(rank, 0.0) <= matters}
+        self._compare(sure, took, matters)
+        self._last = sure, took
         if self.free:
             return {rank: took.get(rank, late) for rank, late in came.items()}
         return {rank: min(late, took.get(rank, late)) for rank, late in came.items()}
@@ -43,11 +51,13 @@ class OwnLateness:
         self, came: Mapping[int, float], took: Mapping[int, float], matters: float
     ) -> None:
         """A rank that gets late changes both; an all-reduce that ends otherwise, one of them."""
-        changed = [
-            [abs(now[r] - before[r]) for r in now.keys() & before.keys() & took.keys()]
-            for now, before in zip((came, took), self._last, strict=True)
-        ]
-        came_by, took_by = (sum(x for x in row if x > matters) for row in changed)
+        came_before, took_before = self._last
+        ranks = came.keys() & came_before.keys() & took.keys() & took_before.keys()
+        came_by, took_by = (
+            sum(x for r in ranks if (x := abs(now[r] - before[r])) > matters)
+            for now, before in ((came, came_before), (took, took_before))
+        )
         limit = 2 * matters  # so that one all-reduce that ends quite otherwise shows it
         self._evidence = max(-limit, min(limit, self._evidence + came_by - took_by))
-        self.free = self._evidence > matters
+        if abs(self._evidence) > matters:  # else as before
+            self.free = self._evidence > 0

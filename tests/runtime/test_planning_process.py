@@ -27,6 +27,7 @@ from megatron_adaptra.plan.collectives import selector
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.choice_server import choose
 from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.planning_server import NICE
 from megatron_adaptra.processes import descendants
 from megatron_adaptra.runtime import planning_process
 from megatron_adaptra.runtime.all_reduce import loop
@@ -82,6 +83,20 @@ def test_it_chooses_what_this_process_would(process: ChoiceProcess) -> None:
             assert process(figures, now, 0.0) == choose(figures, now, 0.0)
             numbers.add(pid(process))
     assert len(numbers) == 1
+
+
+def test_a_training_comes_first_whatever_its_priority(process: ChoiceProcess) -> None:
+    before = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError as error:
+        pytest.skip(f"no real-time priority here: {error}")
+    try:
+        process(LATE, Choice(4), 0.05)
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
+    assert os.sched_getscheduler(pid(process)) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, pid(process)) >= NICE
 
 
 def test_an_error_is_in_words_and_the_process_goes_on(process: ChoiceProcess) -> None:

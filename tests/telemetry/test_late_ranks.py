@@ -121,6 +121,28 @@ def test_what_is_a_rank_s_own_whatever_runs(free, own):
     assert late_ranks.late() == pytest.approx([0, 0, own, 0])
 
 
+@pytest.mark.parametrize(
+    ("longer", "delay"), [(0.13, 0.15), (0.04, 0.3 * MS)], ids=["by much", "by little"]
+)
+def test_an_iteration_short_of_cores_shows_nothing_of_what_a_program_does(longer, delay):
+    """A rank computes longer, and messages wait, so that it does not seem to come later."""
+    late_ranks = healthy(4)
+    own = 0.13
+
+    def train(count, came, delay=0.3 * MS, more=0.0):
+        between = {rank: 0.5 + own * (rank == 2) + more * (rank == 1) for rank in range(4)}
+        for _ in range(count):
+            if late_ranks.update(messages(4, came, delay=delay), BUFFER, between):
+                late_ranks.accept()
+
+    train(10, {2: own})  # a ring, that ends everywhere at once
+    train(10, {})  # a plan, by which rank 2 ends before the others
+    assert late_ranks.late() == pytest.approx([0, 0, own, 0])
+    train(1, {1: longer if delay > longer else 0.0}, delay, longer)
+    train(10, {})
+    assert late_ranks.late() == pytest.approx([0, 0, own, 0])
+
+
 def test_two_late_ranks():
     late_ranks = healthy(8)
     run(late_ranks, 10, {2: 60 * MS, 5: 0.3})
