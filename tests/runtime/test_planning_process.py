@@ -31,6 +31,7 @@ from megatron_adaptra.plan.planning_server import NICE
 from megatron_adaptra.processes import descendants
 from megatron_adaptra.runtime import planning_process
 from megatron_adaptra.runtime.all_reduce import loop
+from megatron_adaptra.runtime.all_reduce.loop import LOOK
 from megatron_adaptra.runtime.planners import ChoiceProcess
 from megatron_adaptra.runtime.planning_process import PlanningProcess
 from megatron_adaptra.sim.ports import Ports
@@ -191,6 +192,19 @@ def test_a_group_chooses_in_another_process(tmp_path: Path) -> None:
         chooses = pid(group.loop._planner)
         group.close()
     assert chooses not in descendants()
+
+
+def test_what_delays_cannot_gain_of_shards_is_not_searched_for(tmp_path: Path) -> None:
+    """0.3 ms from host to host is too little for 8 ranks, 3 ms may be enough."""
+    group = VotedGroup(8, tmp_path / "decisions.jsonl", sharded=True)
+    group.train(LOOK)
+    first = group.loop._planner._number  # ports that were unknown before
+    group.train(3 * LOOK)
+    assert group.loop._planner._number == first
+    group.delay = 3e-3
+    group.train(2 * LOOK)
+    assert group.loop._planner._number > first
+    group.close()
 
 
 def _never(*args: Any) -> Any:

@@ -160,8 +160,17 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         return {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
 
     def _delays_count(self, iteration: int) -> bool:
-        """Whether it is time to look at delays, which change for all paths alike."""
-        return self._vote.in_force[ALL_REDUCE].choice.sharded and iteration % LOOK == 0
+        """Whether it is time to look at delays, which change for all paths alike.
+
+        Not while all that native waits for messages, two in each step of a ring, is less than a
+        plan has to save: a search takes cores, and a training may have few.
+        """
+        choice = self._vote.in_force[ALL_REDUCE].choice
+        if not choice.sharded or iteration % LOOK:
+            return False
+        steps = (choice.ranks - 1) * (self._buffers.count + self._buffers.gathers)
+        waits = 2 * steps * self._estimate.late_ranks.delay()
+        return not choice.native or waits >= self._min_gain * median(self._periods)
 
     def _slower(self) -> bool:
         """Whether the plan in force takes longer after the last arrival than native did."""
