@@ -11,6 +11,8 @@ import math
 from collections import deque
 from statistics import median
 
+from megatron_adaptra.telemetry.middle import middle_of
+
 LAMBDA, LIMIT = 0.3, 4.7
 BASELINE = 4  # samples from which the first level is learned, ...
 CALM = 100  # ... and as many refine it: with 20 alone false alarms are five times as many
@@ -150,6 +152,5 @@ class DelayChart:
 
     def _learn(self) -> float:
         """Level and deviation from the calm samples; the level."""
-        level = self.level = median(self._calm)
-        self._deviation = 1.4826 * median(abs(sample - level) for sample in self._calm)
-        return level
+        self.level, self._deviation = middle_of(self._calm)
+        return self.level

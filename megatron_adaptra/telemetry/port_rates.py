@@ -18,10 +18,10 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, Transfer
 from megatron_adaptra.telemetry.arrivals import Pair
 from megatron_adaptra.telemetry.detect import RELATIVE
+from megatron_adaptra.telemetry.middle import middle_of
 
 WINDOW = 5  # iterations, of whose rates the median counts
 FEWEST = 3  # iterations before a path counts at all
-_NORMAL = 1.4826  # times the median deviation: the standard deviation of normal noise
 _SPREADS = 4.0  # so many of them below the middle a path is slow: one of 30,000 by chance
 _LEAST, _MOST = 1.0, 1e15  # bytes per second that a path may pass; others are nonsense
 SIDES = "sends", "receives"
@@ -187,8 +187,7 @@ def _ordinary(shares: Sequence[float]) -> float:
     A port counts as its fastest path, so that of many paths most seem to pass less than their
     ports, and the slowest of them much less: not if others differ by as much.
     """
-    middle = median(shares)
-    spread = _NORMAL * median(abs(share - middle) for share in shares)
+    middle, spread = middle_of(shares)
     return min(1 - RELATIVE, middle - _SPREADS * spread)
 
 

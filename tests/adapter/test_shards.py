@@ -9,6 +9,7 @@ import types
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -126,10 +127,14 @@ class Group:
         return self.ranks
 
 
+class Buckets(types.SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 def buckets_of(ranks: int = 4, data: torch.Tensor | None = None, **settings: Any) -> Any:
     """A group of one bucket, with what is looked at before anything starts."""
     data = torch.ones(8) if data is None else data
-    return types.SimpleNamespace(
+    return Buckets(
         ddp_config=types.SimpleNamespace(**{"num_distributed_optimizer_instances": 1, **settings}),
         buckets=[types.SimpleNamespace(grad_data=data, param_data=data)],
         intra_distributed_optimizer_instance_group=Group(ranks),
@@ -143,11 +148,15 @@ def why_not(goal: Goal, buckets: Any, allreduce: str = "direct", given: Any = No
     sharded._config, sharded._given = types.SimpleNamespace(allreduce=allreduce), given
     ours: Any = object()
     sharded._open = lambda *_: ours
-    sharded._groups, lines = {}, list[str]()
+    sharded._groups, sharded._found, lines = {}, WeakKeyDictionary(), list[str]()
     sharded._say = lines.append
     between = goal is Goal.ALL_REDUCE
     find = sharded._between_instances if between else partial(sharded._in_instance, goal)
-    assert find(buckets) is (None if lines else ours)
+    found = find(buckets)
+    assert found is (None if lines else ours)
+    if not lines:
+        buckets.buckets = None  # they were looked at once
+        assert find(buckets) is ours
     return "".join(lines)
 
 

@@ -30,7 +30,7 @@ class GradientReduction(PlannedCollectives):
             if not self.active or buckets.ddp_config.use_distributed_optimizer:
                 native()
                 return
-            data = [bucket.grad_data for bucket in buckets.buckets]
+            data = (bucket.grad_data for bucket in buckets.buckets)
             planned = self._planned(
                 Goal.ALL_REDUCE, _WHAT, buckets.data_parallel_group, buckets, data
             )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -124,6 +125,8 @@ class PlannedCollectives(ABC):
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[Any, PlannedGroup | str] = {}  # or why Megatron does it
+        # What was found for buckets on a host, whose tensors stay as they are.
+        self._found: WeakKeyDictionary[Any, dict[Goal, PlannedGroup]] = WeakKeyDictionary()
         self._call: _Call | None = None  # the one that is running
         self._under_way: list[ExchangeWork] = []
         self._patched = self._patch()
@@ -154,6 +157,7 @@ class PlannedCollectives(ABC):
                 if isinstance(group, PlannedGroup):
                     stack.callback(group.close)
             self._groups = {}
+            self._found.clear()
             self._patched.close()
             for work in self._under_way:  # parameters may be on their way to the next forward
                 with contextlib.suppress(PeerLost):  # raised where it is waited for
@@ -264,15 +268,21 @@ class PlannedCollectives(ABC):
             what: is done by Megatron, in words, where no plan can do it.
             group: of torch's ranks.
             buckets: of Megatron's.
-            tensors: that the collective is about.
+            tensors: that the collective is about; of a host's they are looked at once.
             within: a group whose ranks are all late where one of them is.
         """
+        known = self._found.setdefault(buckets, {})
+        if goal in known:
+            return known[goal]
+        tensors = list(tensors)
         reason = self._not_ours(goal, tensors, group.size())
         if not reason:
             if group not in self._groups:
                 self._groups[group] = self._open(goal, group, buckets, within)
             found = self._groups[group]
             if not isinstance(found, str):
+                if all(one.device.type == "cpu" for one in tensors):
+                    known[goal] = found
                 return found
             reason = found
         self._say(f"{what} by Megatron: {reason}")

@@ -93,7 +93,7 @@ class ShardedReduction(PlannedCollectives):
         if reason:
             self._say(f"{_WHAT[goal]} by Megatron: {reason}")
             return None
-        data = [one.grad_data if reduces else one.param_data for one in buckets.buckets]
+        data = (one.grad_data if reduces else one.param_data for one in buckets.buckets)
         group = buckets.intra_distributed_optimizer_instance_group
         return self._planned(goal, _WHAT[goal], group, buckets, data)
 
@@ -101,7 +101,7 @@ class ShardedReduction(PlannedCollectives):
         """What adds up shards between instances; None where there is one, or Megatron does."""
         if buckets.ddp_config.num_distributed_optimizer_instances == 1:
             return None
-        goal, data = Goal.ALL_REDUCE, [one.grad_data for one in buckets.buckets]
+        goal, data = Goal.ALL_REDUCE, (one.grad_data for one in buckets.buckets)
         within = buckets.intra_distributed_optimizer_instance_group
         group = buckets.inter_distributed_optimizer_instance_group
         return self._planned(goal, _WHAT[goal], group, buckets, data, within)

@@ -132,6 +132,8 @@ class AdaptiveAllReduce:
         """An iteration after one in which `ran` has run; the others get to know it if measured."""
         assert self._arrivals is not None
         measured, iteration, mark = self._measured, self._iteration, self._value.mark
+        if not self._sent:  # else `check` has looked
+            self._arrivals.look()
         if self._value != ran or self._controller.ballot.voting or not self._native:
             measured.wake(iteration)
         measured.until = max(measured.until, self._arrivals.until)
@@ -196,7 +198,8 @@ class AdaptiveAllReduce:
         arrivals = self._arrivals
         if arrivals is None or self._guard.off:
             return
-        self._guard.call(arrivals.seen, self._iteration)
+        if self._sent:  # else there are no messages of it
+            self._guard.call(arrivals.seen, self._iteration)
         if arrivals.differs is not None:
             rank, iteration = arrivals.differs
             raise Disagreement(

@@ -8,8 +8,10 @@ be noticed is found more slowly, in the iterations that are measured in any case
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from statistics import median
+
+from megatron_adaptra.telemetry.middle import middle_of
 
 FIRST = 16  # iterations at first, which are measured
 EVERY = 4  # ... and afterwards one in so many
@@ -17,7 +19,6 @@ CHANCE = 3  # iterations that are measured after one that took longer, perhaps b
 LASTING = 16  # ... and after another one that did so meanwhile, or a vote
 _FEWEST = 8  # reductions, of which it is known what they take, and by how much they differ
 _SPREADS = 5  # standard deviations, by which one differs by more than chance
-_NORMAL = 1.4826  # the standard deviation of a normal distribution, by its median deviation
 
 
 class MeasuredIterations:
@@ -35,6 +36,7 @@ class MeasuredIterations:
         self._matters = matters
         self._differed = -LASTING  # the last iteration that took another time than usual
         self._took: deque[float] = deque(maxlen=LASTING)
+        self._usual, self._chance = 0.0, math.inf  # seconds, and by how many one may differ
 
     def __contains__(self, iteration: int) -> bool:
         return iteration < self.until or iteration % EVERY == 0
@@ -51,11 +53,12 @@ class MeasuredIterations:
             seconds: from its first gradients, here, to its end.
             period: of the iteration.
         """
-        if len(self._took) >= _FEWEST:
-            usual = median(self._took)
-            spread = _NORMAL * median(abs(one - usual) for one in self._took)
-            if abs(seconds - usual) > max(self._matters * period, _SPREADS * spread):
-                again = iteration - self._differed <= CHANCE
-                self.wake(iteration, LASTING if again else CHANCE)
-                self._differed = iteration
+        if abs(seconds - self._usual) > max(self._matters * period, self._chance):
+            again = iteration - self._differed <= CHANCE
+            self.wake(iteration, LASTING if again else CHANCE)
+            self._differed = iteration
         self._took.append(seconds)
+        # In others as little as can be is done: it would make their iterations longer.
+        if len(self._took) >= _FEWEST and iteration in self:
+            self._usual, spread = middle_of(self._took)
+            self._chance = _SPREADS * spread
