@@ -181,7 +181,7 @@ class AdaptiveAllReduce:
         """
         with self._lock:
             self._gathers += 1
-            over = self._gathers >= self._expected_gathers
+            over = self._gathers >= self._expected_gathers and self._held is not None
         if over:
             self._guard.call(self._release)
 
