@@ -246,7 +246,7 @@ def healthy(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
         spans = [(BLOCK * i, BLOCK * (i + 1), -1) for i in range(options.turns + 1)]
         settings = {
             "trains": job.trains, "phases": spans, "compute": options.compute / 1e3, "slowed": 0.0,
-            "min_gain": options.min_gain, "in_turns": True,
+            "min_gain": options.min_gain, "in_turns": True, "hooked": options.hooked,
         }  # fmt: skip
         done = run(settings, job.ranks, options.rate, options.timeout)
         native, auto = (iterations(done[arm]) for arm in ("native", "auto"))
@@ -275,6 +275,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--min-gain", type=float, default=0.05, help="of an iteration")
     parser.add_argument("--healthy", action="store_true", help="nobody is late; in turns")
     parser.add_argument("--turns", type=int, default=20, help=f"of {BLOCK} iterations; --healthy")
+    parser.add_argument(
+        "--hooked", action="store_true", help="--healthy: torch's own hook runs native of torch's"
+    )
     parser.add_argument("--compute", type=float, default=200, metavar="MS", help="of --healthy")
     parser.add_argument("--timeout", type=float, default=580, metavar="S", help="of a run")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")

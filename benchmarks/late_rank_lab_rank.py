@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from megatron_adaptra import ddp
@@ -37,7 +38,7 @@ class Settings:
     first iteration, one after the last, and the rank that is late meanwhile, -1 for none; of
     healthy trainings one per arm, in turns. `compute`: seconds of a rank in time, of which it waits
     what its model does not take. `slowed`: what a late one takes more, as a share. `in_turns`: both
-    trainings take turns, a phase each.
+    trainings take turns, a phase each. `hooked`: native of ddp goes through torch's own hook.
     """
 
     trains: str
@@ -46,6 +47,7 @@ class Settings:
     slowed: float
     min_gain: float
     in_turns: bool = False
+    hooked: bool = False
 
     @property
     def backward(self) -> float:
@@ -212,9 +214,10 @@ class OfTorch:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._min_gain, self._log = settings.min_gain, folder / DECISIONS
+        self._native = (dist.group.WORLD, allreduce_hook) if settings.hooked else None
 
     def native(self) -> Training:
-        return OfPerceptron()
+        return OfPerceptron(self._native)
 
     def auto(self) -> Training:
         return OfPerceptron(
