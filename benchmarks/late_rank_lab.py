@@ -38,7 +38,10 @@ BLOCK = 6  # iterations of a turn, of which the first does not count
 
 
 class Row(NamedTuple):
-    """`lateness`: of a late rank, in times of the buffer through a port. `delay`: of hosts, ms."""
+    """`trains`: as of Settings in late_rank_lab_rank.py. `slowed`: what a late rank takes more.
+
+    `lateness`: of a late rank, in times of the buffer through a port. `delay`: of hosts, ms.
+    """
 
     trains: str
     ranks: int
@@ -66,6 +69,13 @@ ROWS = {
     "torch's hook, 4 ranks, 50 %": Row("ddp", 4, 0.5, 0.7),
     "torch's hook, 8 ranks, 30 %": Row("ddp", 8, 0.3, 0.8),
 }
+
+
+def row(words: str) -> tuple[str, Row]:
+    """One that is asked for, TRAINS:RANKS:SLOWED:LATENESS[:DELAY], with its name."""
+    trains, ranks, slowed, lateness, *delay = words.split(":")
+    found = Row(trains, int(ranks), float(slowed), float(lateness), *map(float, delay))
+    return f"{trains}, {ranks} ranks, {found.slowed:.0%}", found
 
 
 def phases(ranks: int, options: argparse.Namespace) -> list[tuple[int, int, int]]:
@@ -216,7 +226,7 @@ def label(name: str) -> str:
 def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
     """The table, lines below it, and all that was measured."""
     rows, lines, kept = [], [], []
-    for name, job in ROWS.items():
+    for name, job in options.row or ROWS.items():
         if options.only not in name:
             continue
         spans = phases(job.ranks, options)
@@ -239,8 +249,10 @@ def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]
 def healthy(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
     """As `late_ranks`, where nobody is late, and no host far from another one."""
     rows, lines, kept = [], [], []
-    for name, job in ROWS.items():
-        if options.only not in name or job.slowed == 0.5:  # which others are without lateness
+    for name, job in options.row or ROWS.items():
+        if options.only not in name:
+            continue
+        if not options.row and job.slowed == 0.5:  # which others are without lateness
             continue
         name = f"{label(name.rsplit(',', 1)[0])}, {options.rate or 'one host'}"
         spans = [(BLOCK * i, BLOCK * (i + 1), -1) for i in range(options.turns + 1)]
@@ -269,6 +281,11 @@ def healthy(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
+    parser.add_argument(
+        "--row", type=row, action="append", metavar="TRAINS:RANKS:SLOWED:LATENESS[:DELAY]",
+        help="another one, such as megatron:6:0.5:0.8, instead of all: a late rank takes half as "
+        "long again, 0.8 buffers; hosts are DELAY ms from each other; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--rate", default="20MB/s", help="of a port; '': no laboratory")
     parser.add_argument("--in-time", type=int, default=16, help="iterations in which nobody is")
     parser.add_argument("--late", type=int, default=24, help="iterations for which a rank is")
