@@ -50,12 +50,14 @@ def open_group(
     sharded: bool = False,
     overlaps: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce]:
+    """Of all ranks, which never choose anything but native."""
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
+    ranks = tuple(range(dist.get_world_size()))
     return connected, AdaptiveAllReduce(
-        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, None, sharded, overlaps,
-    )  # fmt: skip
+        connected, dist.get_rank(), ranks, NEVER, timeout, None, sharded, overlaps
+    )
 
 
 def reduce(connected: Connected, adaptive: AdaptiveAllReduce, tensor: torch.Tensor) -> str:

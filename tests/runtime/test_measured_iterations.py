@@ -6,19 +6,13 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
 from patience import PATIENCE
-from runtime.test_adaptive_all_reduce import reduce
+from runtime.test_adaptive_all_reduce import open_group, reduce
 from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.all_reduce.group import (
-    MESHES,
-    PROBED,
-    PROBED_EVERY,
-    AdaptiveAllReduce,
-)
+from megatron_adaptra.runtime.all_reduce.group import PROBED, PROBED_EVERY, AdaptiveAllReduce
 from megatron_adaptra.runtime.all_reduce.loop import LOOK
 from megatron_adaptra.runtime.all_reduce.measured_iterations import (
     CHANCE,
@@ -29,11 +23,9 @@ from megatron_adaptra.runtime.all_reduce.measured_iterations import (
 )
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.collectives.connected import Connected
 
 RANKS, CHANGES, ITERATIONS = 3, 25, 60
 PERIOD, TAKES, MATTERS = 1.0, 0.1, 0.025
-NEVER = 1e9  # a gain that nothing has
 
 
 def measured(took: list[float]) -> list[int]:
@@ -110,10 +102,7 @@ def train(me: RankFixture, notices: int | None) -> list[int]:
 
     Rank `notices` has noticed something in the iteration CHANGES; None: nobody.
     """
-    world = dist.group.WORLD
-    assert world is not None
-    connected = Connected.between(world, "test", PATIENCE, "engine", meshes=MESHES)
-    adaptive = AdaptiveAllReduce(connected, me.rank, tuple(range(RANKS)), NEVER, PATIENCE)
+    connected, adaptive = open_group("engine")
     reported = counted(adaptive)
     for iteration in range(ITERATIONS):
         if iteration == CHANGES + 2 and notices not in (None, me.rank):
@@ -147,10 +136,7 @@ def test_what_one_rank_notices_is_measured_by_all_from_the_next_iteration_on(not
 
 def votes(me: RankFixture) -> list[int]:
     """The iterations that this rank has reported, where only rank 1 knows of a vote."""
-    world = dist.group.WORLD
-    assert world is not None
-    connected = Connected.between(world, "test", PATIENCE, "engine", meshes=MESHES)
-    adaptive = AdaptiveAllReduce(connected, me.rank, tuple(range(RANKS)), NEVER, PATIENCE)
+    connected, adaptive = open_group("engine")
     reported = counted(adaptive)
     for iteration in range(CHANGES + 5):
         if iteration == CHANGES + 1 and me.rank != 1:

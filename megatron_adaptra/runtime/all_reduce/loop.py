@@ -36,18 +36,24 @@ _SHOWN = 3  # changes that a decision has in words
 
 @dataclass(frozen=True)
 class Change:
-    """What is put to the vote: the `value`, as it was `chosen`, and `why`.
+    """What is put to the vote, as it was `chosen`, and `why`.
 
     `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
     share of an iteration. `planning`: seconds that the choice took.
     """
 
-    value: GroupAllReduce
     chosen: Chosen
     why: str
     figures: Figures | None = None
     gain: float = 0.0
     planning: float = 0.0
+
+    @property
+    def value(self) -> GroupAllReduce:
+        """What is voted on: with the ranks that must own nothing of it."""
+        choice, figures = self.chosen.choice, self.figures
+        late = () if figures is None or choice.native else figures.rounded().very_late
+        return GroupAllReduce(choice, late)
 
 
 class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
@@ -185,8 +191,8 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
         self._wait_after(iteration)
-        value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
-        self._propose(iteration, Change(value, Chosen(value.choice, native, native), why))
+        choice = self._vote.in_force[ALL_REDUCE].choice.by_native()
+        self._propose(iteration, Change(Chosen(choice, native, native), why))
 
     def _figures(self) -> Figures | None:
         """None until ports are known."""
@@ -217,20 +223,18 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             else:
                 self._kept(iteration)
             return
-        late = () if chosen.choice.native else figures.rounded().very_late
-        value = GroupAllReduce(chosen.choice, late)
-        try:
-            ALL_REDUCE.check(value, current)
-        except AdaptraError as error:
-            self._vote.note(f"an all-reduce that was chosen is not used: {error}")
-            self._not_before = iteration + WINDOW
-            return
         changes = self._estimate.changes()
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         delay = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
         why = "; ".join(changes[:_SHOWN]) + more if changes else delay
-        gain = chosen.gain / figures.iteration
-        self._propose(iteration, Change(value, chosen, why, figures, gain, seconds))
+        change = Change(chosen, why, figures, chosen.gain / figures.iteration, seconds)
+        try:
+            ALL_REDUCE.check(change.value, current)
+        except AdaptraError as error:
+            self._vote.note(f"an all-reduce that was chosen is not used: {error}")
+            self._not_before = iteration + WINDOW
+            return
+        self._propose(iteration, change)
 
     def _offers(self, share: float) -> None:
         """An iteration would take this `share` of what it takes."""
