@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.sim.ports import run_on_ports
@@ -122,7 +122,8 @@ def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -
 def reduction_of(decision: AllReduceDecision) -> Reduction:
     """The picture of a `decision`, from the figures that it was made from."""
     figures, chosen = Figures.from_json(decision.figures), Choice.from_json(decision.choice)
-    native, native_ms = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), figures)
+    gloo = replace(figures, ports=by_gloo(figures.ports))
+    native, native_ms = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo)
     ours, ours_ms = _simulated(chosen, figures)
     return Reduction(
         iteration=decision.iteration,

@@ -16,11 +16,13 @@ from megatron_adaptra.demo.all_reduces import (
     drawn_reduction,
     entries,
     known_now,
+    reduction_of,
     why_native,
 )
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, natively
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.view import reductions
 from megatron_adaptra.view.html.report import report_html
@@ -109,6 +111,16 @@ def test_drawn_is_what_ran_longest_in_the_slow_phase(tmp_path: Path) -> None:
     assert drawn_reduction(both, (FOUND.start, FOUND.stop)) == drawn
     assert drawn_reduction([replace(made, decisions=[back])], (0, 99)) is None
     assert drawn_reduction([replace(made, decisions=[])], (0, 99)) is None
+
+
+def test_native_is_drawn_as_gloo_crosses_delays(tmp_path: Path) -> None:
+    """Two in each step, as gains are predicted."""
+    first, _ = voted(tmp_path / "log").decisions
+    assert first.figures is not None
+    far = {**first.figures, "delay": 0.02}
+    predicted = natively(Figures.from_json(far), NATIVE_CUT)
+    drawn = reduction_of(replace(first, figures=far))
+    assert drawn.native_ms == pytest.approx(1e3 * predicted)
 
 
 @pytest.mark.long
