@@ -83,11 +83,26 @@ class _AdaptiveState(_State):
             self._plan = adaptive.ready().plan
         adaptive.started(buffer.nbytes)
         if self._plan is None:
-            future = allreduce_hook(self.group, bucket)
-        else:
-            future = self._by_plan(buffer, self._plan)
+            return self._natively(buffer)
+        future = self._by_plan(buffer, self._plan)
         future.add_done_callback(lambda done: adaptive.ended())
         return future
+
+    def _natively(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """To the bit as DistributedDataParallel without a hook.
+
+        It multiplies gradients by a fraction when it copies them into a bucket. torch's own hook
+        divides, which rounds otherwise unless ranks are a power of two; so does torch without a
+        hook where gradients are views of buckets and are not set to None.
+        """
+        buffer.mul_(1 / self.group.size())
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+
+        def result(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+            self._adaptive.ended()  # here: a second callback would wait for Python's lock once more
+            return done.value()[0]
+
+        return work.get_future().then(result)
 
     def close(self) -> None:
         """As for _State."""

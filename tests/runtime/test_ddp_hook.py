@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import subprocess
@@ -103,6 +104,31 @@ def test_gradients_are_averages_in_the_order_of_ranks_under_all_shares():
             assert all(rank[1] == ranks[0][1] for rank in ranks), case
         first = CASES.index((*case[:2], LATE[0]))
         assert ranks == [rank[first] for rank in by_rank], case
+
+
+def beside_native(me, dtype):
+    """This rank's gradients of two iterations: without a hook, and with one that finds nothing."""
+    torch.manual_seed(7)
+    first = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3)).to(dtype)
+    found = []
+    for plain in (first, copy.deepcopy(first)):
+        model = DistributedDataParallel(plain, bucket_cap_mb=0.002)
+        if found:
+            model.register_comm_hook(*all_reduce_hook("auto"))
+        found.append([])
+        for iteration in range(2):
+            torch.manual_seed(10 * iteration + me.rank)
+            model(torch.randn(8, 40).to(dtype)).abs().sum().backward()
+            found[-1].append([parameter.grad.tolist() for parameter in plain.parameters()])
+            model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_while_nothing_is_found_bits_are_those_without_a_hook(dtype):
+    """Three ranks: a mean over a power of two is exact, however it is formed."""
+    for native, auto in run("gloo", beside_native, dtype, ranks=3):
+        assert auto == native
 
 
 def test_complex_gradients_come_as_real_numbers():
