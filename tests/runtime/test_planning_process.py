@@ -87,7 +87,7 @@ def test_it_chooses_what_this_process_would(process: ChoiceProcess) -> None:
 
 
 def test_a_training_comes_first_whatever_its_priority(process: ChoiceProcess) -> None:
-    before = os.sched_getscheduler(0)
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError as error:
@@ -95,7 +95,7 @@ def test_a_training_comes_first_whatever_its_priority(process: ChoiceProcess) ->
     try:
         process(LATE, Choice(4), 0.05)
     finally:
-        os.sched_setscheduler(0, before, os.sched_param(0))
+        os.sched_setscheduler(0, *before)
     assert os.sched_getscheduler(pid(process)) == os.SCHED_OTHER
     assert os.getpriority(os.PRIO_PROCESS, pid(process)) >= NICE
 

@@ -27,11 +27,17 @@ boot(Path(sys.argv[1]), Path(sys.argv[2]), "sleep 1000", 1000)
 """
 
 
-@pytest.mark.vm
-def test_a_run_that_is_killed_leaves_no_machine(tmp_path: Path) -> None:
-    made, why = prepared()
-    if made is None:
+@pytest.fixture
+def made() -> Path:
+    """The folder with the machine's kernel."""
+    found, why = prepared()
+    if found is None:
         pytest.skip(why)
+    return found
+
+
+@pytest.mark.vm
+def test_a_run_that_is_killed_leaves_no_machine(made: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", BOOTS, str(made), str(tmp_path)], cwd=Path(__file__).parents[1]
     )
@@ -43,11 +49,7 @@ def test_a_run_that_is_killed_leaves_no_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.vm
-def test_a_machine_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
-    made, why = prepared()
-    if made is None:
-        pytest.skip(why)
-
+def test_a_machine_that_stands_still_is_not_waited_for(made: Path, tmp_path: Path) -> None:
     def freeze() -> None:
         until(lambda: (tmp_path / "console.txt").exists(), "the machine runs")
         (pid,) = living(f"path={tmp_path},")
@@ -71,18 +73,15 @@ done
 
 
 @pytest.mark.vm
-def test_a_machine_that_works_shows_it(tmp_path: Path) -> None:
-    made, why = prepared()
-    if made is None:
-        pytest.skip(why)
+def test_a_machine_that_works_shows_it(made: Path, tmp_path: Path) -> None:
     boot(made, tmp_path, BEATS, 1000)
 
 
 class Machines:
     """Stand for `boot`: each does a number of cases, and then what it is asked to."""
 
-    def __init__(self, exchange: Path, *ends: tuple[int, Exception | None]) -> None:
-        self._exchange, self._ends = exchange, list(ends)
+    def __init__(self, *ends: tuple[int, Exception | None]) -> None:
+        self._ends = list(ends)
         self.asked: list[list[str]] = []
 
     def __call__(self, made: Path, exchange: Path, script: str, seconds: float) -> str:
@@ -102,7 +101,7 @@ FROZEN, HUNG = FrozenError("frozen"), RuntimeError("hung")
 
 
 def _run(exchange: Path, *ends: tuple[int, Exception | None]) -> tuple[Machines, Any]:
-    machines = Machines(exchange, *ends)
+    machines = Machines(*ends)
     return machines, run_cases(exchange, exchange, ["a", "b", "c"], False, 100, boot=machines)
 
 
