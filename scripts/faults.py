@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the suite notice? Put one deliberate fault after the other into a copy, and run its tests.
 
-    scripts/faults.py              all of tests/faults, in some minutes
+    scripts/faults.py --jobs 3     all of tests/faults, three at a time
     scripts/faults.py late-swap    this one; several may be named
     scripts/faults.py --list
 
@@ -13,7 +13,9 @@ table of tests/faults/README.md: what caught it, and whether scripts/test.sh run
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -22,9 +24,11 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +36,7 @@ sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
 from fitting import Fault, Misfit, changed, load  # noqa: E402
 
-from megatron_adaptra.processes import become_subreaper, started  # noqa: E402
+from megatron_adaptra.processes import become_subreaper, die_with_parent, started  # noqa: E402
 
 BUILT = "megatron_adaptra/transport/engine/_native*.so"
 COMPILED = "build/temp.*/**/*.o"
@@ -240,6 +244,67 @@ class Judge:
         return self._passing[key]
 
 
+def judged(
+    faults: Sequence[Fault], jobs: int, make_copy: Callable[[Path], Copy]
+) -> Iterator[Outcome]:
+    """What becomes of each fault, in the order in which that is known.
+
+    `jobs`: how many processes look at faults side by side, each in a copy of its own, which
+    `make_copy` puts into a folder. Raises RuntimeError if one of them ends early.
+    """
+    fork = multiprocessing.get_context("fork")
+    todo: SimpleQueue[tuple[Fault, ...]] = fork.SimpleQueue()
+    # Neighbours with the same tests stay together: those pass without a fault, or not, for all.
+    for _, group in itertools.groupby(faults, lambda fault: (fault.tests, fault.newest)):
+        todo.put(tuple(group))
+    for _ in range(jobs):
+        todo.put(())
+    workers = {}
+    with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
+        try:
+            for number in range(jobs):
+                ours, theirs = fork.Pipe(duplex=False)
+                words = Path(folder).resolve() / str(number), make_copy, todo, theirs
+                worker = fork.Process(target=_judge, args=words)
+                worker.start()
+                theirs.close()
+                workers[ours] = worker
+            while workers:
+                for connection in wait(list(workers)):
+                    assert isinstance(connection, Connection)
+                    try:
+                        yield connection.recv()
+                    except EOFError:
+                        ended = workers.pop(connection)
+                        ended.join()
+                        if ended.exitcode:
+                            raise RuntimeError(
+                                f"a process that looks at faults ended with {ended.exitcode}"
+                            ) from None
+        finally:
+            for worker in workers.values():
+                worker.terminate()
+            for worker in workers.values():
+                worker.join()
+
+
+def _judge(
+    folder: Path,
+    make_copy: Callable[[Path], Copy],
+    todo: SimpleQueue[tuple[Fault, ...]],
+    outcomes: Connection,
+) -> None:
+    """Look at one group of faults after the other, until there is an empty one."""
+    die_with_parent(signal.SIGTERM)
+    become_subreaper()  # some faults leave processes behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that those end, too
+    folder.mkdir()
+    judge = Judge(make_copy(folder))
+    while group := todo.get():
+        for fault in group:
+            outcomes.send(judge.look_at(fault))
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown for tests/faults/README.md."""
     rows = ["| fault | what is wrong | caught by | in | s |", "|---|---|---|---|---:|"]
@@ -256,27 +321,30 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("ids", nargs="*", metavar="ID", help="faults; without any, all")
-    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--list", action="store_true", help="only list what there is")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="look at N faults at a time (default 1)"
+    )
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least 1")
     faults = load()
     if unknown := set(options.ids) - {fault.id for fault in faults}:
-        parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list says which there are")
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list names all")
     faults = [fault for fault in faults if not options.ids or fault.id in options.ids]
     if options.list:
         for fault in faults:
             print(f"{fault.id:28s} {fault.wrong}")
         return 0
     outcomes = []
-    become_subreaper()  # some faults leave processes behind
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the copy does not stay, either
-    with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
-        judge = Judge(Copy.of_checkout(Path(folder).resolve()))
-        for fault in faults:
-            outcome = judge.look_at(fault)
-            outcomes.append(outcome)
-            found = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
-            print(f"{fault.id}: {found} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no copy stays behind
+    for outcome in judged(faults, options.jobs, Copy.of_checkout):
+        outcomes.append(outcome)
+        found = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
+        print(f"{outcome.id}: {found} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
+    places = {fault.id: place for place, fault in enumerate(faults)}
+    outcomes.sort(key=lambda outcome: places[outcome.id])
     print(json.dumps([asdict(o) for o in outcomes], indent=1) if options.json else table(outcomes))
     caught = sum(not o.problem for o in outcomes)
     print(f"{caught} of {len(outcomes)} caught", file=sys.stderr)

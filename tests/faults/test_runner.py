@@ -1,9 +1,11 @@
 """scripts/faults.py: what counts as caught, in a package of one function."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from faults import Copy, Judge, Outcome, table
+from faults import Copy, Judge, Outcome, judged, table
 from fitting import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +50,7 @@ def test_by_chance():
 """
 
 
-def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
+def package(folder: Path) -> Copy:
     (folder / "megatron_adaptra").mkdir()
     (folder / "tests").mkdir()
     for name, text in (
@@ -56,8 +58,12 @@ def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
         ("tests/conftest.py", CONFTEST), ("tests/test_sums.py", TESTS),
     ):  # fmt: skip
         (folder / name).write_text(text)
+    return Copy(folder)
+
+
+def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
     fault = Fault("x", "It is wrong.", "half", find, put, (f"tests/test_sums.py::{test}",))
-    outcome = Judge(Copy(folder)).look_at(fault)
+    outcome = Judge(package(folder)).look_at(fault)
     assert (folder / "megatron_adaptra" / "sums.py").read_text() == CODE
     return outcome
 
@@ -94,3 +100,25 @@ def test_not_caught(tmp_path, find, put, test, says):
     outcome = look_at(tmp_path, find, put, test)
     assert outcome.problem.startswith(says), outcome.problem
     assert outcome.caught_by == ""
+
+
+def test_several_are_looked_at_side_by_side_each_in_its_own_copy():
+    tests = ("tests/test_sums.py::test_of_four", "tests/test_sums.py::test_of_what_is_shared")
+    faults = [
+        Fault(f"{test} {put}", "It is wrong.", "half", "x / 2", put, (test,))
+        for test in tests for put in ("x / 3", "x / 2.0")
+    ]  # fmt: skip
+    found = {outcome.id: outcome.problem for outcome in judged(faults, 2, package)}
+    for fault in faults:
+        assert (found.pop(fault.id) == "") == (fault.put == "x / 3")
+    assert not found
+
+
+def test_one_of_them_that_ends_early_is_named():
+    def killed(folder: Path) -> Copy:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    fault = Fault("x", "It is wrong.", "half", "x / 2", "x / 3", ("tests/test_sums.py",))
+    with pytest.raises(RuntimeError, match="looks at faults ended with -9"):
+        list(judged([fault], 2, killed))
