@@ -145,6 +145,45 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
     return f"packets {sent}"
 
 
+def _pinned() -> int:
+    """Bytes of this process's memory that devices have registered."""
+    words = Path("/proc/self/status").read_text().split()
+    return int(words[words.index("VmPin:") + 1]) << 10
+
+
+def _by_need(fixture: RankFixture) -> tuple[str, str, int]:
+    fixture.until_paths(PATHS - RAILS)
+    assert fixture.stream(20, 4096, under_way=4) == []
+    before = fixture.endpoint.through(fixture.peer)
+    assert _pinned() == 0
+    fixture.command()
+    fixture.endpoint.open_rails(fixture.peer)
+    assert fixture.stream(20, MIB, under_way=4) == []  # whatever is open already
+    fixture.until_paths(PATHS)
+    assert fixture.stream(20, MIB, under_way=4) == []
+    return before, fixture.endpoint.through(fixture.peer), _pinned()
+
+
+@case
+def rails_are_opened_for_large_messages_alone() -> str:
+    before = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
+    with Pair(_by_need, at_once=False) as pair:
+        for rank in range(2):
+            assert pair.report(rank) == "half"
+        after = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
+        assert after == before
+        for rank in range(2):
+            pair.send(rank, "go")
+        for rank in range(2):
+            assert [pair.report(rank) for _ in range(2)] == ["half", "half"]
+        found = results(pair)
+    rails = ["+".join(f"rail{rail}{end}:1" for rail in range(RAILS)) for end in ENDS]
+    assert [ways for *ways, _ in found] == [["lo", rails[0]], ["lo", rails[1]]]
+    registered = [pinned for *_, pinned in found]
+    assert min(registered) > RAILS * 64 * (128 << 10), registered  # slots for what comes
+    return f"{registered} bytes registered"
+
+
 @case
 def messages_are_carried_as_nccls_variables_ask() -> None:
     """Real verbs take the values; no switch looks at them here, and there is one partition."""

@@ -115,12 +115,13 @@ class Pair:
     """Runs `body(fixture, *args)` on both ranks; they can be killed one by one.
 
     `rails`: how many they use. `fallback`, `timeout`: of their endpoints. `stranger`: what runs as
-    rank 1 instead of an endpoint, with the rendezvous and the pipe of `send`.
+    rank 1 instead of an endpoint, with the rendezvous and the pipe of `send`. `at_once`: rails are
+    opened before the body runs.
     """
 
     def __init__(
         self, body: Callable[..., Any], *args: Any, rails: int = RAILS, fallback: bool = True,
-        timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None,
+        timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None, at_once: bool = True,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = FolderRendezvous(Path(self._folder.name))
@@ -133,7 +134,7 @@ class Pair:
                 "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
                 "silence": PATIENCE,
             }  # fmt: skip
-            job = (theirs, rank, rails, rendezvous, options, body, args)
+            job = (theirs, rank, rails, rendezvous, options, at_once, body, args)
             target: Callable[..., Any] = _rank
             if rank == 1 and stranger is not None:
                 target, job = _stranger, (theirs, stranger, rendezvous)
@@ -183,6 +184,7 @@ def _rank(
     rails: int,
     rendezvous: FolderRendezvous,
     options: Any,
+    at_once: bool,
     body: Any,
     args: Any,
 ) -> None:
@@ -191,6 +193,8 @@ def _rank(
         os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
         endpoint = Endpoint(rank, "127.0.0.1", rendezvous=rendezvous, **options)
         endpoint.connect([1 - rank])
+        if at_once:
+            endpoint.open_rails(1 - rank)
         result = body(RankFixture(rank, endpoint, pipe), *args)
         pipe.send(("reported", result))
         pipe.recv()  # the other one may still need this end

@@ -1,11 +1,12 @@
 """The one end of all connections of a process, and who keeps them alive.
 
-Of two ranks the higher one dials, through memory where both are on one machine, else over the rails
-that both have (RDMA ports, by their place in each side's list) and over several connections of the
-network, which serve where no rail does. A path that fails is dialled again for as long as the job
-lives, with pauses that grow until one carries something; it is on trial at first, which the engine
-sees to. A peer without any path for the timeout is lost, and one whose paths come back and carry
-nothing is such a peer.
+Of two ranks the higher one dials, through memory where both are on one machine, else over several
+connections of the network. Over the rails that both have (RDMA ports, by their place in each side's
+list) it dials only to peers with large messages, for each takes registered memory; the network then
+serves where no rail does. A path that fails is dialled again for as long as the job lives, with
+pauses that grow until one carries something; it is on trial at first, which the engine sees to. A
+peer without any path for the timeout is lost, and one whose paths come back and carry nothing is
+such a peer.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
 _LOOK = 0.02  # seconds between two reads of the rendezvous
 _GONE = 1.0  # seconds of refusals after which a peer is gone
 _DESCRIPTORS = 6  # of a peer: its connections, and what is on its way
+_OF_RAIL = 3  # descriptors of one to a peer: its connection, its completions, and a new one
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 _NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
 
@@ -79,6 +81,7 @@ class _Peer:
 
     rank: int
     address: Address | None = None
+    rails: bool = False  # paths over RDMA are wanted
     paths: dict[int, _Path] = field(default_factory=dict)
     carries: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
@@ -106,7 +109,8 @@ class Endpoint:
         timeout: seconds for a rank to publish its address, for `connect`, and until a peer without
             a path is lost.
         log: the file to which events are appended as JSON lines.
-        fallback: messages may use the network where there are RDMA ports, too.
+        fallback: messages may use the network where there are RDMA ports, too; else `connect` opens
+            rails.
         encrypted: TLS over the network, which excludes RDMA; the same on all ranks.
         ports: RDMA ports to use, else those of rails().
         gpu: address on the bus of the GPU whose messages these are, to prefer near ports.
@@ -181,6 +185,21 @@ class Endpoint:
                 if not self._changed.wait_for(lambda: bool(peer.paths), left):  # noqa: B023
                     why = f": {peer.why}" if peer.why else ""
                     raise PeerLost(f"rank {rank} is not there after {timeout:g} s{why}")
+
+    def open_rails(self, rank: int) -> None:
+        """Connect with `rank` over RDMA, too, and keep that up; returns at once.
+
+        Messages take the network until a rail is open. `rank`: one of `connect`. Of the two ends
+        the higher rank has to call this.
+        """
+        peer = self._peers[rank]
+        if peer.rails or not self._rails:
+            return
+        with self._changed:
+            peer.rails = True
+            by_memory = any(path.order == ORDER_SHM for path in peer.paths.values())
+        if peer.address is not None and not by_memory:  # else `_call` does it, if it has to be
+            self._dial_rails(peer, peer.address)
 
     def through(self, rank: int) -> str:
         """What of this host messages from and to `rank` go through now.
@@ -300,14 +319,22 @@ class Endpoint:
                 return 1
             except ConnectionRefusedError:  # in a network namespace of its own
                 pass
-        both = range(min(len(self._rails), address.rails))
-        for rail in both:
-            if rail not in peer.lines:
-                self._dial_soon(peer, rail)
-        if both and not self._fallback:
+        wanted = peer.rails or not self._fallback
+        if wanted and self._dial_rails(peer, address) and not self._fallback:
             return 0
         self._add(peer, dial_tcp(*call, order), order)
         return self._connections
+
+    def _dial_rails(self, peer: _Peer, address: Address) -> bool:
+        """See to it that there is a path over each rail that both have; whether there is one."""
+        both = range(min(len(self._rails), address.rails)) if peer.rank < self._me.rank else ()
+        make_room(_OF_RAIL * len(both))
+        for rail in both:
+            with self._changed:
+                there = rail in peer.lines
+            if not there:
+                self._dial_soon(peer, rail)
+        return bool(both)
 
     def _order(self, peer: _Peer, line: int) -> int:
         """Of a new path."""

@@ -126,7 +126,10 @@ class EngineWire(Wire):
         """The other ends of this rank's `links`, connected within `timeout` seconds."""
         mine = [{source, target} for source, target in links]
         peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
-        return self._connect(ranks, peers, "stage" if timeout is None else "worker", timeout)
+        ends = self._connect(ranks, peers, "stage" if timeout is None else "worker", timeout)
+        for end in ends.values():  # messages of pipelines, and what measures links for them
+            self._endpoint.open_rails(end.rank)
+        return ends
 
     def _connect(
         self, ranks: Sequence[int], peers: Iterable[int], who: str, timeout: float | None = None

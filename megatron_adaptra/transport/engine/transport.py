@@ -17,6 +17,10 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 
+# Bytes of a message from which on its peer is worth connections over RDMA. What control
+# connections and small collectives send is shorter.
+LARGE = 1 << 18
+
 
 @dataclass(frozen=True)
 class End:
@@ -51,7 +55,8 @@ class EngineTransport:
         peers: Mapping[int, End],
         emulator: LinkEmulator | None = None,
     ) -> None:
-        self._engine, self._peers, self._emulator = endpoint.engine, dict(peers), emulator
+        self._endpoint, self._engine = endpoint, endpoint.engine
+        self._peers, self._emulator = dict(peers), emulator
         self._tag_space = tag_space_of(name)
         self._receives: set[_Receive] = set()  # that have not been waited for
         self._delayed: list[_DelayedSend] = []  # by the emulator
@@ -68,7 +73,7 @@ class EngineTransport:
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _DelayedSend:
         """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
-        end = self._open(peer)
+        end = self._open(peer, buffer.nbytes)
         payload = buffer if buffer.is_contiguous() else buffer.detach().contiguous()
         nbytes, key = payload.nbytes, self._tag_space | tag
         if self._emulator is None or not self._emulator.holds(peer):
@@ -92,7 +97,7 @@ class EngineTransport:
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
         """
-        end = self._open(peer)
+        end = self._open(peer, buffer.nbytes if exact else 0)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
         key = self._tag_space | tag
@@ -126,10 +131,12 @@ class EngineTransport:
         """A receive is over."""
         self._receives.discard(work)
 
-    def _open(self, peer: int) -> End:
+    def _open(self, peer: int, nbytes: int) -> End:
         end = self._peers[peer]
         if self._closed:
             raise PeerLost(f"{end.name}: this side has closed the transport")
+        if nbytes >= LARGE:
+            self._endpoint.open_rails(end.rank)
         return end
 
 
