@@ -132,6 +132,7 @@ def of_two_ranks(fabric: Fabric, families: tuple[int, int]) -> tuple[list[str], 
         ]  # fmt: skip
         ends[1].connect([0])
         ends[0].connect([1])
+        ends[1].open_rails(0)  # the higher rank dials
         one_family = 0 in families or len(set(families)) == 1
         paths = CONNECTIONS + one_family
         for rank, end in enumerate(ends):

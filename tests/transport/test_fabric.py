@@ -224,6 +224,7 @@ def unregistered(fabric: Fabric, count: int) -> list[str]:
         ]
         ends[1].connect([0])
         ends[0].connect([1])
+        ends[1].open_rails(0)  # the higher rank dials
         for rank, end in enumerate(ends):
             count_of, paths = partial(end.engine.counts, 1 - rank), CONNECTIONS + (count > 0)
             until(lambda of=count_of, paths=paths: of().paths == paths, "all paths are there")
