@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from labs import COMMAND, CONNECTED, lab
-from patience import TooLate, decided
+from patience import TooLate, decided, in_time
 
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
@@ -223,14 +223,15 @@ def test_links_do_what_was_asked(shaper):
     assert written["shaper"] == shaper
     links = {link["link"]: link["measured"] for link in written["links"]}
     assert list(links) == ["0>1", "1>0", "1>2", "2>0"]
-    # Never faster than asked; how much slower depends on what else this machine does.
+    # Never earlier than asked; how much later depends on what else this machine does.
     assert links["0>1"]["delay_ms"] >= 30
     assert links["1>2"]["delay_ms"] > 8
     assert links["1>2"]["jitter_ms"] > 0.5
     assert links["2>0"]["delay_ms"] >= 5
     if (rate := links["2>0"]["bandwidth"]) is None:
         raise TooLate("the packets that measure bandwidth did not come while they were waited for")
-    assert rate < 9e6
+    # A relay that was without a core puts out at once what was due meanwhile.
+    in_time("bytes a second, of 8 MB", rate, 9e6)
     assert links["2>0"]["loss"] > 0
     assert done.returncode in (0, 1)
     assert "2>0" in done.stderr

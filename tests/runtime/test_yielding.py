@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from patience import PATIENCE, in_time
+from patience import PATIENCE, in_some_run
 
 from megatron_adaptra.runtime import yielding
 from megatron_adaptra.runtime.yielding import (
@@ -64,11 +64,14 @@ def test_a_child_yields_and_a_process_beside_it_does_not(beside: int) -> None:
 
 @counted
 @pytest.mark.timing
-def test_lateness_falls_by_a_third() -> None:
-    """Half of a core before, nine tenths of it after: late by 1, then by 0.1 times its work."""
-    found = trained()
-    late = [median(found[when]) - WORK for when in ("before", "after")]
-    in_time("seconds late, once its own child yields", late[1], 2 / 3 * late[0])
+def test_lateness_falls_by_half_of_its_work_at_least() -> None:
+    """Beside n other processes on its core it is late by 1 + n times its work, then 0.1 + n."""
+
+    def run() -> tuple[float, float]:
+        found = trained()
+        return median(found["before"]) - WORK, median(found["after"]) - WORK
+
+    in_some_run(run, lambda late: late[1] < late[0] - WORK / 2)
 
 
 class Meter:
