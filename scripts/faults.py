@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -253,18 +253,18 @@ def judged(
     `make_copy` puts into a folder. Raises RuntimeError if one of them ends early.
     """
     fork = multiprocessing.get_context("fork")
-    todo: SimpleQueue[tuple[Fault, ...]] = fork.SimpleQueue()
     # Neighbours with the same tests stay together: those pass without a fault, or not, for all.
-    for _, group in itertools.groupby(faults, lambda fault: (fault.tests, fault.newest)):
-        todo.put(tuple(group))
-    for _ in range(jobs):
-        todo.put(())
+    groups = [
+        tuple(group)
+        for _, group in itertools.groupby(faults, lambda fault: (fault.tests, fault.newest))
+    ]
+    taken = fork.Value("i", 0)
     workers = {}
     with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
         try:
             for number in range(jobs):
                 ours, theirs = fork.Pipe(duplex=False)
-                words = Path(folder).resolve() / str(number), make_copy, todo, theirs
+                words = Path(folder).resolve() / str(number), make_copy, groups, taken, theirs
                 worker = fork.Process(target=_judge, args=words)
                 worker.start()
                 theirs.close()
@@ -291,17 +291,22 @@ def judged(
 def _judge(
     folder: Path,
     make_copy: Callable[[Path], Copy],
-    todo: SimpleQueue[tuple[Fault, ...]],
+    groups: Sequence[Sequence[Fault]],
+    taken: Synchronized[int],
     outcomes: Connection,
 ) -> None:
-    """Look at one group of faults after the other, until there is an empty one."""
+    """Look at groups of faults, of which so many are `taken`, until none is left."""
     die_with_parent(signal.SIGTERM)
     become_subreaper()  # some faults leave processes behind
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that those end, too
     folder.mkdir()
     judge = Judge(make_copy(folder))
-    while group := todo.get():
-        for fault in group:
+    while True:
+        with taken.get_lock():
+            number, taken.value = taken.value, taken.value + 1
+        if number >= len(groups):
+            return
+        for fault in groups[number]:
             outcomes.send(judge.look_at(fault))
 
 

@@ -75,9 +75,14 @@ def exchange(ends: list[Any], nbytes: int) -> None:
     assert arrived.all()
 
 
-@pytest.mark.parametrize("method", ["control", "mesh"])
-def test_small_messages_need_none_and_the_first_large_one_does(two: Two, method: str) -> None:
-    ends = two.opened(method)
+def test_control_connections_have_none(two: Two) -> None:
+    """However large a plan is."""
+    exchange(two.opened("control"), 4 * LARGE)
+    assert two.dialling() == set()
+
+
+def test_small_messages_need_none_and_the_first_large_one_does(two: Two) -> None:
+    ends = two.opened("mesh")
     for _ in range(3):
         exchange(ends, LARGE - 1)
     assert two.dialling() == set()

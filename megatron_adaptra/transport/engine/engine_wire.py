@@ -99,7 +99,9 @@ class EngineWire(Wire):
     def control(self, name: str, ranks: Sequence[int]) -> EngineTransport:
         """As for Wire."""
         peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
-        return EngineTransport(self._endpoint, name, self._connect(ranks, peers, "member"))
+        ends = self._connect(ranks, peers, "member")
+        # Of many ranks the first one is connected with all: a large plan is not worth their rails.
+        return EngineTransport(self._endpoint, name, ends, rails=False)
 
     def mesh(self, name: str, ranks: Sequence[int]) -> EngineTransport:
         """As for Wire."""

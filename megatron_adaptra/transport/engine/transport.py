@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,8 +18,7 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 
-# Bytes of a message from which on its peer is worth connections over RDMA. What control
-# connections and small collectives send is shorter.
+# Bytes of a message from which on its peer is worth connections over RDMA.
 LARGE = 1 << 18
 
 
@@ -43,6 +43,7 @@ class EngineTransport:
         name: the same at both ends; messages of different names never match.
         peers: by the number that callers use; they have to be connected.
         emulator: delays sends as a slow link would.
+        rails: the first large message from or to a peer opens connections over RDMA with it.
     """
 
     traits = Traits("engine", False, ("cpu",))
@@ -54,8 +55,10 @@ class EngineTransport:
         name: str,
         peers: Mapping[int, End],
         emulator: LinkEmulator | None = None,
+        rails: bool = True,
     ) -> None:
         self._endpoint, self._engine = endpoint, endpoint.engine
+        self._large = LARGE if rails else sys.maxsize
         self._peers, self._emulator = dict(peers), emulator
         self._tag_space = tag_space_of(name)
         self._receives: set[_Receive] = set()  # that have not been waited for
@@ -135,7 +138,7 @@ class EngineTransport:
         end = self._peers[peer]
         if self._closed:
             raise PeerLost(f"{end.name}: this side has closed the transport")
-        if nbytes >= LARGE:
+        if nbytes >= self._large:
             self._endpoint.open_rails(end.rank)
         return end
 
