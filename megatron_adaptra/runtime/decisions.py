@@ -263,9 +263,11 @@ def why_swap(
     links = _changes(before, conditions)
     if back:
         return f"{links}: {what_back(current, plan)}"
-    aside = "its messages leave the GPU's queue, and " if current.schedule.stock else ""
+    remedies = ["its messages leave the GPU's queue"] if current.schedule.stock else []
+    if not remedies or current.schedule.warmup != plan.schedule.warmup:
+        remedies.append("a deeper warmup hides it")
     rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
-    return f"{links}: {aside}a deeper warmup hides it{rest} ({warmups(current, plan)})"
+    return f"{links}: {', and '.join(remedies)}{rest} ({warmups(current, plan)})"
 
 
 def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:

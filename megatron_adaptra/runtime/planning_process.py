@@ -97,7 +97,10 @@ class PlanningProcess:
             if left <= 0 or not (readable or writable):
                 raise TimeoutError(f"process {process.pid} has not answered in {waits.SEARCH:g} s")
             if writable:
-                rest = rest[os.write(to, rest) :]
+                try:
+                    rest = rest[os.write(to, rest) :]
+                except BrokenPipeError as error:
+                    raise ConnectionError(f"process {process.pid} has ended") from error
             if readable:
                 part = os.read(back, _CHUNK)
                 if not part:

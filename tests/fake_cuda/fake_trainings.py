@@ -34,6 +34,9 @@ GRAPHS = (  # of whole iterations
     *CHUNKS, "--cuda-graph-impl", "local", "--cuda-graph-scope", "full_iteration",
     "--cuda-graph-warmup-steps", "1", "--te-rng-tracker", "--clip-grad", "0",
 )  # fmt: skip
+LAYER_GRAPHS = (  # of single layers
+    "--cuda-graph-impl", "local", "--cuda-graph-warmup-steps", "1", "--te-rng-tracker",
+)  # fmt: skip
 REPORTS = re.compile(r"^fake CUDA, .*", re.MULTILINE)  # stalls, calls without an answer, misuse
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trainings import CHUNKS, GRAPHS, Trained, needs_torch_for_gpus, train, train_cold
+from fake_trainings import (
+    CHUNKS,
+    GRAPHS,
+    LAYER_GRAPHS,
+    Trained,
+    needs_torch_for_gpus,
+    train,
+    train_cold,
+)
 from fakes.cuda import accounts, traces
 
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
@@ -133,6 +141,18 @@ def test_two_stock_runs_make_the_same_calls(tmp_path: Path) -> None:
     assert different
     assert different[0].startswith("rank-0: thread ")
     assert "cudaLaunchKernel" in different[0]
+
+
+@pytest.mark.parametrize("flags", [(), LAYER_GRAPHS])
+def test_what_graphs_of_layers_put_out_is_copied_before_it_is_sent(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A replay writes to where the one before has written; other models' messages need no copy."""
+    script = HERE / "pretrain_layer_graphs.py"
+    done = train(tmp_path, "--adaptra", *flags, queues=32, script=script)
+    assert_well(done)
+    for stage in range(2):
+        assert f"stage {stage}, cloned before it is sent: {bool(flags)}" in done.text
 
 
 @pytest.mark.parametrize("queues", [1, pytest.param(32, marks=pytest.mark.large)])

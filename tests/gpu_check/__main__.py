@@ -1,10 +1,12 @@
-"""What to run first on a machine with GPUs: six parts, each with a result in one line.
+"""What to run first on a machine with GPUs: eight parts, each with a result in one line.
 
 paths     messages from GPU to GPU through the hosts' memory: bits, times, beside compute
+pieces    large messages, whole and in pieces whose copies overlap: which size is best
 clock     moments of the GPU on the host's clock: error, drift, cost
 sync      what waits for the whole GPU while messages are outstanding: nobody waits for the peer
 hide      a pipeline of two stages over a slow link: stock and ours, gained and predicted
 equality  losses and parameters have the bits of stock Megatron
+graphs    the same where layers run as CUDA graphs and messages leave the GPU's queue
 memory    peak bytes against budget and prediction, pinned memory, Megatron's own report
 """
 
@@ -30,7 +32,7 @@ from gpu_check.trainings import MESSAGE
 from megatron_adaptra.cli.output import show_table
 from megatron_adaptra.processes import become_subreaper, ending_on_sigterm
 
-PARTS = ("paths", "clock", "sync", "hide", "equality", "memory")
+PARTS = ("paths", "pieces", "clock", "sync", "hide", "equality", "graphs", "memory")
 MOST = 290.0  # seconds of a part
 
 

@@ -21,7 +21,7 @@ from gpu_check.deterministic import without
 from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
 from gpu_check.target import ALONE, CPU, FAKE, GPU, HERE, Target
-from gpu_check.trainings import train, why_not
+from gpu_check.trainings import Trained, train, why_not
 
 SAME = ("losses", "steps", "parameters", "random", "statistics")
 QUICK = ("1f1b", "zb-h1")  # policies of a rehearsal
@@ -89,25 +89,31 @@ def _note(found: Result, what: str, text: str) -> None:
 
 
 def _trainings(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
+    what = "a training whose messages change their way"
     if why := why_not(target):
-        found.left_out.append(f"a training whose messages change their way: {why}")
+        found.left_out.append(f"{what}: {why}")
         return
     stock = train(target, work, deadline, options, plugin=False)
     ours = train(target, work, deadline, options, plugin=True)
     _note(found, "training", stock.text)
+    if same_bits(found, what, stock, ours):
+        way = "NCCL" if target.nccl(2) else "gloo"
+        found.figures.append(
+            f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them over the "
+            f"engine and the others over {way}, has stock's parameters"
+        )
+
+
+def same_bits(found: Result, what: str, stock: Trained, ours: Trained) -> bool:
+    """Whether losses, norms and parameters of two trainings are the same; else why is `found`."""
+    before = len(found.wrong)
     for i, (theirs, mine) in enumerate(zip(stock.losses, ours.losses, strict=True)):
         if theirs != mine:
-            found.wrong.append(f"a training whose messages change their way: iteration {i} has "
-                               f"loss and norm {mine}, stock {theirs}")  # fmt: skip
+            found.wrong.append(f"{what}: iteration {i} has loss and norm {mine}, stock {theirs}")
             break
     for stage, (one, other) in enumerate(zip(stock.ranks, ours.ranks, strict=True)):
-        found.check(one["digest"] == other["digest"], f"a training whose messages change their "
-                    f"way: other parameters of stage {stage}")  # fmt: skip
-    way = "NCCL" if target.nccl(2) else "gloo"
-    found.figures.append(
-        f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them over the engine "
-        f"and the others over {way}, has stock's parameters"
-    )
+        found.check(one["digest"] == other["digest"], f"{what}: other parameters of stage {stage}")
+    return len(found.wrong) == before
 
 
 def chosen(layout: str, target: Target) -> list[Case]:

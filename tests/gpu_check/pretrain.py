@@ -26,7 +26,7 @@ os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % max(1, GIVEN["gpu
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from gpu_check import without_numerics  # noqa: E402
+from gpu_check import kept_outputs, without_numerics  # noqa: E402
 from gpu_check.deterministic import deterministic  # noqa: E402
 from gpu_check.host_staged import host_staged  # noqa: E402
 
@@ -35,7 +35,9 @@ STREAMS = 4  # messages that may be on their way at once
 
 
 class Late:
-    """Megatron's batches of messages, which begin `seconds` late while `on`, on streams of NCCL."""
+    """Megatron's batches of messages between ranks 0 and 1, which begin `seconds` late while `on`,
+    on streams of NCCL.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.on, self._seconds, self._each = False, seconds, 0.0
@@ -44,7 +46,7 @@ class Late:
         dist.batch_isend_irecv = self.batch
 
     def batch(self, ops: list[Any]) -> Any:
-        if not self.on:
+        if not self.on or not {dist.get_rank(), *(op.peer for op in ops)} >= {0, 1}:
             return self._batch(ops)
         here, there = torch.cuda.current_stream(), next(self._streams)
         there.wait_stream(here)
@@ -89,7 +91,7 @@ class HeldBack:
         self._stack.close()
         if self.on:
             group = mpu.get_pipeline_model_parallel_group()
-            emulator = LinkEmulator(group.rank(), parse_rules(self._rule, 2))
+            emulator = LinkEmulator(group.rank(), parse_rules(self._rule, GIVEN["stages"]))
             self._stack.callback(emulator.close)
             self._stack.enter_context(emulated_sends(emulator, dist.get_process_group_ranks(group)))
 
@@ -162,6 +164,7 @@ def memory(session: Any) -> dict[str, Any]:
     run = None if session is None else session.run
     if run is not None and (staging := run.wiring.staging) is not None:
         host = staging.memory()
+        found["clones"] = all(transport.clones for transport in run.wiring.pipelines)
         found |= {"held": host.held, "used": host.used, "pinned_peak": host.peak}
     return found
 
@@ -183,8 +186,19 @@ def on_a_gpu_all_the_same() -> None:
     patch_attr(*find("megatron_adaptra.adapter.compat.backend:messages_on_gpus"), lambda: True)
 
 
+def uncopied() -> None:
+    """As a planted fault, what a graph has put out is sent from where the next replay writes."""
+    from megatron_adaptra.adapter.compat.patch_attr import find, patch_attr
+
+    patch_attr(*find("megatron_adaptra.adapter.pipeline.wiring:has_graphs"), lambda config: False)
+
+
 def main() -> None:
     deterministic()
+    if GIVEN["graphs"]:
+        kept_outputs.install()
+    if GIVEN["uncopied"]:
+        uncopied()
     with contextlib.ExitStack() as stack:
         if GIVEN["nccl"]:
             slow: Any = Late(GIVEN["delay"])

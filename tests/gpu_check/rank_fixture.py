@@ -44,6 +44,7 @@ class RankFixture:
             self.gpu = cuda_device(self.device)
         self.store = self._store()
         self._each = 0.0  # seconds of a kernel of `busy`
+        self._between: Any = None  # the open endpoint, its ends, pinned memory
 
     def _store(self) -> Any:
         """Rank 0 has it; its port is the kernel's choice."""
@@ -117,6 +118,7 @@ class RankFixture:
             endpoint.connect([peer], min(CONNECT, self.patience))
             if self.on_gpu:
                 staging = Staging(self.gpu, endpoint.engine)
+                self._between = endpoint, ends, staging
                 transport: Any = DeviceTransport(endpoint, kind, ends, staging, self.rank)
             else:
                 transport = EngineTransport(endpoint, kind, ends)
@@ -129,6 +131,16 @@ class RankFixture:
             endpoint.close()
 
     # On the GPU alone.
+
+    @contextlib.contextmanager
+    def opened(self, name: str, piece: int) -> Iterator[DeviceTransport]:
+        """Within `messages`, others that go in pieces of `piece` bytes, over the same endpoint."""
+        endpoint, ends, staging = self._between
+        transport = DeviceTransport(endpoint, name, ends, staging, self.rank, piece=piece)
+        self.meet(f"opened {name}")
+        yield transport
+        self.meet(f"done {name}")
+        transport.close()
 
     def passed(self, mark: Mark) -> float:
         """When the stream passed `mark`, which it is to do soon."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_check import page, result
+from gpu_check.__main__ import PARTS
 from gpu_check.staged_calls import compared
 from launch.launching import ROOT, refused, run
 from patience import decided
@@ -19,7 +20,7 @@ from transport.ranks import run as run_ranks
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
-NEEDS_TORCH_FOR_GPUS = {"clock", "sync", "hide", "memory"}
+NEEDS_TORCH_FOR_GPUS = {"pieces", "clock", "sync", "hide", "graphs", "memory"}
 
 
 def over_the_fake() -> bool:
@@ -165,8 +166,9 @@ def test_of_what_is_wrong_lateness_alone_may_be_the_machines(
 @pytest.mark.timing
 def test_rehearsal(tmp_path: Path) -> None:
     out, kept = tmp_path / "out", tmp_path / "kept"
-    found = rehearsed("--keep", str(kept), "paths", "clock", "sync", status=0, out=out)
-    assert_all(found, "OK", "paths", "clock", "sync")
+    parts = ("paths", "pieces", "clock", "sync")
+    found = rehearsed("--keep", str(kept), *parts, status=0, out=out)
+    assert_all(found, "OK", *parts)
     assert "with all their bits" in found["paths"]
     text = (out / "gpu_check.md").read_text()
     assert lines(text).keys() == found.keys()
@@ -199,8 +201,9 @@ def test_planted_faults_are_found() -> None:
 @pytest.mark.parametrize("gpus", ["1", "2"])
 def test_rehearsal_of_trainings(gpus: str) -> None:
     longer = ("--delay", "100")  # than what a busy machine adds
-    found = rehearsed("--gpus", gpus, *longer, "hide", "memory", "paths", "sync", status=0)
-    assert_all(found, "OK", "hide", "memory", "paths", "sync")
+    parts = ["hide", "memory", "paths", "sync", *(["graphs"] if gpus == "1" else [])]
+    found = rehearsed("--gpus", gpus, *longer, *parts, status=0)
+    assert_all(found, "OK", *parts)
     if over_the_fake():
         assert ("NCCL" in found["hide"].partition("left out")[2]) is (gpus == "1")
 
@@ -210,10 +213,11 @@ def test_rehearsal_of_trainings(gpus: str) -> None:
 @pytest.mark.large
 def test_planted_faults_of_all_parts_are_found() -> None:
     found = rehearsed("--plant", status=1)
-    assert_all(found, "FAIL", "paths", "clock", "sync", "hide", "equality", "memory")
+    assert_all(found, "FAIL", *PARTS)
     if over_the_fake():
         for part, words in (
             ("sync", "as long as the peer was late"), ("hide", "never left the GPU's queue"),
+            ("graphs", "from where the next replay writes"), ("pieces", "other bytes in 42 of 42"),
             ("memory", "has reset the allocator's peak"),
         ):  # fmt: skip
             assert words in found[part]

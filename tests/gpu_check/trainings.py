@@ -33,6 +33,7 @@ class Plan:
     iterations: int
     flags: tuple[str, ...]
     microbatches: int
+    stages: int = STAGES
 
 
 MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
@@ -43,8 +44,14 @@ _LARGE = (
 _SMALL = (
     "--num-layers", "4", "--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled",
 )  # fmt: skip
+_GRAPHS = (  # of single layers
+    "--cuda-graph-impl", "local", "--cuda-graph-warmup-steps", "2", "--te-rng-tracker",
+)  # fmt: skip
 ON_GPUS = Plan(8, 32, 48, _LARGE, 12)
 REHEARSED = Plan(6, 22, 38, _SMALL, 8)
+# With two stages no plan is better over the engine: graphs keep Megatron's warmup.
+GRAPHS_ON_GPUS = Plan(8, 24, 32, (*_LARGE, *_GRAPHS), 12, 4)
+GRAPHS_REHEARSED = Plan(6, 16, 22, (*_SMALL, *_GRAPHS), 8, 4)
 
 
 @dataclass(frozen=True)
@@ -105,17 +112,19 @@ def why_not(target: Target) -> str:
 
 
 def train(
-    target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = ""
-) -> Trained:
-    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay.
+    target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = "",
+    graphs: bool = False,
+) -> Trained:  # fmt: skip
+    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay,
+    "uncopied" sends outputs of graphs from where they are. `graphs`: layers run as CUDA graphs.
 
     Raises Failed; also for a later part, which does not try again what was begun.
     """
-    name = f"{'ours' if plugin else 'stock'}{plant and f'-{plant}'}"
+    name = f"{'ours' if plugin else 'stock'}{'-graphs' if graphs else ''}{plant and f'-{plant}'}"
     if name not in _done:
         deadline.begin(f"training, {name}")
         try:
-            _done[name] = _train(target, work / name, deadline, options, plugin, plant)
+            _done[name] = _train(target, work / name, deadline, options, plugin, plant, graphs)
         except Failed as error:
             _done[name] = Failed(f"{error} (as for the part before)")
             raise
@@ -126,21 +135,26 @@ def train(
 
 
 def _train(
-    target: Target, folder: Path, deadline: Deadline, options: Any, plugin: bool, plant: str
-) -> Trained:
+    target: Target, folder: Path, deadline: Deadline, options: Any, plugin: bool, plant: str,
+    graphs: bool,
+) -> Trained:  # fmt: skip
     folder.mkdir()
-    plan = REHEARSED if target.kind == FAKE else ON_GPUS
-    nccl = target.nccl(STAGES)
+    if target.kind == FAKE:
+        plan = GRAPHS_REHEARSED if graphs else REHEARSED
+    else:
+        plan = GRAPHS_ON_GPUS if graphs else ON_GPUS
+    nccl = target.nccl(plan.stages)
     script = TESTS / "adapter" / "pretrain_gpt_small.py"
     given = {
         "folder": str(folder), "nccl": nccl, "fake": target.kind == FAKE, "gpus": target.gpus,
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,
         "iterations": plan.iterations, "script": str(script), "spoil": plant == "spoil",
+        "graphs": graphs, "stages": plan.stages, "uncopied": plant == "uncopied",
     }  # fmt: skip
     samples = round(options.hide_message / MESSAGE)
     words = [
         *FLAGS, "--distributed-backend", "nccl" if nccl else "gloo",
-        "--pipeline-model-parallel-size", str(STAGES), "--train-iters", str(plan.iterations),
+        "--pipeline-model-parallel-size", str(plan.stages), "--train-iters", str(plan.iterations),
         *plan.flags, "--micro-batch-size", str(samples),
         "--global-batch-size", str(plan.microbatches * samples),
     ]  # fmt: skip
@@ -150,6 +164,8 @@ def _train(
         words += ["--adaptra", "--adaptra-emulate-link",
                   f"0-1:{options.delay:g}ms@{plan.begin}..{plan.end}",
                   "--adaptra-decision-log", str(folder / "decisions.jsonl")]  # fmt: skip
+        # One GPU for all stages leaves little to gain, and what counts here is the bits.
+        words += ["--adaptra-min-gain", "0.01"] if graphs else []
         words += ["--adaptra-policy", "1f1b"] if plant == "fixed" else []
     machine = {"kernel_us": 50, "depth": 100_000} if target.kind == FAKE else {}
     environment = {
@@ -157,10 +173,10 @@ def _train(
         "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
     }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", *ALONE, "--nproc-per-node",
-               str(STAGES), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
+               str(plan.stages), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
     text = run_command(command, f"training, {folder.name}", environment, deadline,
                        folder / "text.log")  # fmt: skip
-    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(STAGES)]
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(plan.stages)]
     if any(len(rank["rows"]) != plan.iterations for rank in ranks):
         raise Failed(f"training, {folder.name}: not all iterations were seen")
     return Trained(plan, text, ranks, _read(folder / "decisions.jsonl"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +15,9 @@ from runtime.leading import drive
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import STOCK
 from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.plan.base import make_plan
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.decisions import (
     Decision,
@@ -23,6 +26,7 @@ from megatron_adaptra.runtime.decisions import (
     LinkEnd,
     sentence,
     why_none,
+    why_swap,
 )
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
@@ -188,3 +192,17 @@ def test_a_link_out_of_bandwidth_that_no_plan_helps_has_its_reason() -> None:
     assert "link 0->1 takes 51 ms, 50 for its bytes at 20 MB/s, before 2 ms" in text
     assert "a message takes up to 50 ms there, a microbatch 30 ms on the slowest stage" in text
     assert why_none({(1, 0): 0.5}, job) == ""  # slow, which a deeper warmup may hide
+
+
+def test_messages_that_leave_the_queue_without_a_deeper_warmup() -> None:
+    """A model whose layers are CUDA graphs keeps its warmup."""
+    before = {(0, 1): 0.001}
+    job = Conditions(8, (0.01, 0.01), (0.01, 0.01), (0.01, 0.01), {(0, 1): LinkState(0.04)})
+    same, deeper = make_plan(job, "1f1b"), make_plan(job)
+    assert deeper.schedule.warmup > same.schedule.warmup
+    stock = replace(same, schedule=replace(same.schedule, policy=STOCK))
+    leave = "its messages leave the GPU's queue"
+    text = why_swap(before, job, stock, same, back=False)
+    assert text.endswith(f": {leave} (warmup 2,1 -> 2,1)")
+    assert f"{leave}, and a deeper warmup hides it (" in why_swap(before, job, stock, deeper, False)
+    assert ": a deeper warmup hides it (" in why_swap(before, job, same, deeper, False)

@@ -5,11 +5,13 @@ How one that dies, stops or does not read is replaced: test_route_process.py.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,6 +156,14 @@ def test_an_endless_answer_is_none(
         process(LATE, Choice(4), 0.05)
 
 
+def unread(process: ChoiceProcess) -> int:
+    """Bytes of a request that the process has not read."""
+    assert process._process is not None
+    assert process._process.stdin is not None
+    count = fcntl.ioctl(process._process.stdin, termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)
+
+
 def test_a_close_ends_a_request_that_waits(
     process: ChoiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +181,7 @@ def test_a_close_ends_a_request_that_waits(
 
     thread = threading.Thread(target=ask)
     thread.start()
-    until(process._asking.locked, "it waits")
+    until(lambda: unread(process) > 0, "it waits")
     process.close()
     thread.join()
     assert failed == [f"ConnectionError: process {first} has ended"]

@@ -13,9 +13,15 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    config_of,
+    message_bytes,
+    models_of,
+)
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
@@ -246,7 +252,9 @@ def open_wiring(
     name = f"{group.serial}/control"
     device = torch.device(torch.cuda.current_device())
     chunks = len(models_of(arguments))
-    opened = _connect(context, group, device, chunks, name)
+    # A graph's outputs are at the same addresses in each of its replays.
+    copies = has_graphs(config_of(arguments))
+    opened = _connect(context, group, device, chunks, name, copies)
     wire, pipelines, control, probed = opened
     if ROUTES in group.limits:  # then it does not matter which ones
         group.limits.pop(MOVED, None)
@@ -302,10 +310,12 @@ def _relink(
 
 
 def _connect(
-    context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str
-) -> tuple[Wire, tuple[Transport, ...], Transport, Transport]:
+    context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str,
+    copies: bool,
+) -> tuple[Wire, tuple[Transport, ...], Transport, Transport]:  # fmt: skip
     """A wire, the pipeline's transports over it, control, which is called `name`, and probes.
 
+    `copies`: as for EngineWire.
     Collective: raises NoConnections on all ranks where some cannot connect.
     """
     asked, encrypt = context.config.transport, context.config.encrypt
@@ -321,7 +331,7 @@ def _connect(
     error: Exception | None = None
     with contextlib.ExitStack() as unless_open:
         try:
-            wire = GlooWire() if missing else _engine_wire(context, group)
+            wire = GlooWire() if missing else _engine_wire(context, group, copies)
             unless_open.callback(wire.close)
             pipelines = []
             for transport in _open_pipelines(context, wire, device, chunks, group.serial):
@@ -347,7 +357,7 @@ def _over_gloo(missing: str) -> str:
     return f"messages go over gloo, for there is no engine: {missing}"
 
 
-def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
+def _engine_wire(context: RankContext, group: PlanGroup, copies: bool) -> Wire:
     me = dist.get_rank()
     rendezvous = StoreRendezvous(f"adaptra/{group.serial}/engine")
     machine, decisions = group.clock_ids[me], _log_file(context.config)
@@ -357,7 +367,7 @@ def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     gpu = context.device.pci if isinstance(context.device, CudaDevice) else ""
     host = local_address(gpu=bool(gpu))
     endpoint = Endpoint(me, host, machine, rendezvous, timeout, log, encrypted=encrypt, gpu=gpu)
-    return EngineWire(endpoint, me)
+    return EngineWire(endpoint, me, copies)
 
 
 def _open_pipelines(

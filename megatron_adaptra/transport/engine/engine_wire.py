@@ -54,10 +54,9 @@ class EngineWire(Wire):
     """
 
     name = "engine"
-    copies = False
 
-    def __init__(self, endpoint: Endpoint, me: int) -> None:
-        self._endpoint, self._me = endpoint, me
+    def __init__(self, endpoint: Endpoint, me: int, copies: bool = False) -> None:
+        self._endpoint, self._me, self._copies = endpoint, me, copies
         self._staging: dict[int, Staging] = {}  # by GPU
 
     def transport(
@@ -73,7 +72,7 @@ class EngineWire(Wire):
         if device is None or device.type == "cpu":
             return EngineTransport(self._endpoint, name, ends, emulator)
         return DeviceTransport(
-            self._endpoint, name, ends, self.staging(device), self._me, emulator, self.copies
+            self._endpoint, name, ends, self.staging(device), self._me, emulator, self._copies
         )
 
     def extend(

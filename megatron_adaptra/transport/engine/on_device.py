@@ -61,7 +61,8 @@ class DeviceTransport:
     ) -> None:
         self.staging, self._device = staging, staging.device
         self.device = torch.device("cuda", self._device.ordinal)
-        self._peers, self._emulator, self._copies = dict(peers), emulator, copies
+        self._peers, self._emulator = dict(peers), emulator
+        self.clones = copies  # messages, before they are sent
         ranks = [end.rank for end in self._peers.values()]
         self._messages = gpu_bindings.open_messages(
             endpoint.engine,
@@ -89,7 +90,7 @@ class DeviceTransport:
         memory = buffer.detach()
         if not memory.is_contiguous():
             memory = memory.contiguous()
-        elif self._copies:
+        elif self.clones:
             memory = memory.clone()
         work = _Send(self, end, tag)
         on_copied = self._delay(work, peer, memory.nbytes)
