@@ -202,6 +202,17 @@ def test_what_is_left_of_slowness_is_too_little_to_be_slow():
     assert words == ["replica 1 is as fast as others"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_slowness_is_measured_from_where_a_replica_has_been_unnoticed(seed):
+    """One that begins as a slower one, and becomes a faster one, is slow soon after it gets slow."""
+    rng, speeds = random.Random(seed), ReplicaSpeeds(4)
+    assert run(speeds, rows(rng, 15, {3: 1.16}, sigma=0.01)) == []
+    assert run(speeds, rows(rng, 15, {3: 0.95}, sigma=0.01)) == []
+    ((when, words),) = run(speeds, rows(rng, 10, {3: 1.3}, sigma=0.01))
+    assert words == ["replica 3 takes 1.3 times as long as the others"]
+    assert when <= 6
+
+
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-3, 10)
 samples = st.dictionaries(st.integers(0, 2), st.tuples(numbers, st.integers(-1, 9)), max_size=3)
 
