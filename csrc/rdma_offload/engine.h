@@ -88,6 +88,7 @@ class Engine {
   void abort(int rank, const WorkRef& work);
 
   std::shared_ptr<uint8_t> take(uint64_t bytes);
+  std::string prefer_node(int node) { return arena_->prefer_node(node); }  // see Arena
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   int arena_fd() const { return arena_->fd(); }
   Peer::Counts counts(int rank);

@@ -13,6 +13,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Calls, Device, Mark
 from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.device.pci import in_sysfs
 from megatron_adaptra.errors import DeviceFailed
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.log import log_line
@@ -52,8 +53,7 @@ class CudaDevice:
     @property
     def pci(self) -> str:
         """Its address on the bus, as sysfs writes it: `0000:1b:00.0`."""
-        domain, _, rest = self.handle.pci().lower().partition(":")
-        return f"{domain[-4:].zfill(4)}:{rest}"
+        return in_sysfs(self.handle.pci())
 
     def mark(self) -> Mark:
         """As for Device. Raises DeviceFailed if the driver refuses."""

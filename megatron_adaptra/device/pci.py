@@ -30,6 +30,12 @@ class Nic:
     name: str
 
 
+def in_sysfs(pci: str) -> str:
+    """The address `pci`, as a driver writes it (`00000000:1B:00.0`), as sysfs does."""
+    domain, _, rest = pci.lower().partition(":")
+    return f"{domain[-4:].zfill(4)}:{rest}"
+
+
 def nic_of(pci: str, root: Path = SYSFS) -> list[Nic]:
     """All interfaces by their distance from the GPU `pci`, such as `0000:1b:00.0`.
 
@@ -65,6 +71,16 @@ def cores_near(pci: str, root: Path = SYSFS) -> str:
         return (root / "bus" / "pci" / "devices" / pci / "local_cpulist").read_text().strip()
     except OSError:
         return ""
+
+
+def node_near(pci: str, root: Path = SYSFS) -> int | None:
+    """The NUMA node of the GPU `pci`; None where nothing is known, or there is one node alone.
+
+    `root`: of sysfs.
+    """
+    if len(list((root / "devices" / "system" / "node").glob("node[0-9]*"))) < 2:
+        return None
+    return _node((root / "bus" / "pci" / "devices" / pci).resolve())
 
 
 def distance(one: Path, other: Path) -> Distance:

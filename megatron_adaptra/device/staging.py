@@ -7,6 +7,7 @@ from typing import Any
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
+from megatron_adaptra.device.pci import node_near
 from megatron_adaptra.log import log_line
 
 NO_LIMIT = 1 << 62
@@ -14,6 +15,8 @@ NO_LIMIT = 1 << 62
 
 class Staging:
     """Pinned memory of messages, in the engine's memory where the driver allows.
+
+    It is taken from the GPU's NUMA node, where the system knows that and lets a process choose.
 
     Args:
         device: the GPU.
@@ -26,6 +29,12 @@ class Staging:
         self.device = device
         self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
         self._logged: set[str] = set()
+        node = node_near(device.pci)
+        self._log(
+            "" if node is None else engine.prefer_node(node),
+            f"messages' memory is wherever the system has some, and not on NUMA node {node}, which "
+            "is the GPU's",
+        )
         self.reserved = -1  # until the beginning of this iteration it is kept
 
     def memory(self) -> Memory:

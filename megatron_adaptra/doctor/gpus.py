@@ -47,8 +47,8 @@ def _neighbours(pci: str, sysfs: Path) -> Finding:
     says = f"{names} {_NEAR[least]}" if least in _NEAR else "no interface is near to it"
     cores = cores_near(pci, sysfs)
     if (near := _listed(cores)) and not near & os.sched_getaffinity(0):
-        says += f"; this process may use none of the cores of its NUMA node ({cores}), so memory"
-        says += " that is pinned for messages lies on another one"
+        says += f"; this process may use none of the cores of its NUMA node ({cores}), so launches"
+        says += " and what the host computes for it cross from another one"
         remedy = f"taskset -c {cores} (Slurm: --gres-flags=enforce-binding; containers: "
         return warn(f"GPU {pci}", says, f"{remedy}--cpuset-cpus {cores})")
     return ok(f"GPU {pci}", says)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_adaptra.device import gpu_bindings
+from megatron_adaptra.device.pci import in_sysfs, node_near
 from megatron_adaptra.doctor.finding import Finding, ok, warn
 from megatron_adaptra.errors import DeviceFailed, line_of
 from megatron_adaptra.transport.engine.bindings import new_engine
@@ -26,7 +27,7 @@ def staging() -> Iterator[Finding]:
         yield ok(WHAT, "none in force: without a GPU messages leave from where they are")
         return
     try:
-        copied, unpinned = _tried()
+        copied, unpinned, far = _tried()
     except (DeviceFailed, RuntimeError) as error:
         remedy = "nvidia-smi says whether another process has the GPU for itself"
         yield warn(WHAT, f"not tried, for the GPU cannot be opened: {line_of(error)}", remedy)
@@ -38,18 +39,23 @@ def staging() -> Iterator[Finding]:
     elif copied:
         says = "pinned, but memory of the driver, from where the engine copies once more: "
         yield warn(WHAT, f"{says}{line_of(copied)} ({tried}); {_POOL}", _UNLIMITED)
+    elif far:
+        says = f"pinned, memory of the engine, but not on the GPU's NUMA node: {far} ({tried}); "
+        yield warn(WHAT, f"{says}{_POOL}", "containers: --cap-add SYS_NICE")
     else:
         yield ok(WHAT, f"pinned, memory of the engine ({tried}); {_POOL}")
 
 
-def _tried() -> tuple[str, str]:
-    """Why memory is copied once more, and why it is not pinned; empty where that is not so."""
+def _tried() -> tuple[str, str, str]:
+    """Why memory is copied once more, is not pinned, is not near the GPU; else empty."""
     device = gpu_bindings.open_device(0)
     engine = new_engine(1 << 20, 1 << 20, 5.0)
     pinned = gpu_bindings.new_pinned(device, engine, TRIED)
     try:
+        node = node_near(in_sysfs(device.pci()))
+        far = "" if node is None else engine.prefer_node(node)
         unpinned = pinned.reserve(TRIED, 1)
-        return pinned.copied(), unpinned
+        return pinned.copied(), unpinned, far
     finally:
         pinned.close(device)
         device.close(5.0)

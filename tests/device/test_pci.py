@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.device.pci import Distance, Nic, nearest, nic_of
+from megatron_adaptra.device.pci import Distance, Nic, nearest, nic_of, node_near
 
 GPU = "0000:1b:00.0"
 
@@ -75,6 +75,14 @@ def test_interfaces_by_their_distance(machine: Machine) -> None:
 )
 def test_the_nearest_of_those_that_are_chosen(machine: Machine, names: str, wanted: str) -> None:
     assert nearest(GPU, frozenset(names.split()), machine.root) == frozenset(wanted.split())
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_node_of_a_gpu_where_there_are_others(machine: Machine, nodes: int) -> None:
+    for node in range(nodes):
+        (machine.root / "devices" / "system" / "node" / f"node{node}").mkdir(parents=True)
+    found = [node_near(pci, machine.root) for pci in (GPU, "0000:98:00.0", "0000:99:00.0")]
+    assert found == ([0, 1, None] if nodes == 2 else [None] * 3)
 
 
 def test_a_gpu_that_is_not_there_has_nothing_near(machine: Machine) -> None:

@@ -259,7 +259,7 @@ def test_a_receiver_that_closes_between_pieces() -> None:
 def sender_fails(driver: Driver) -> tuple[str, str]:
     with opened(driver) as (_, _b, there, here):
         got, _, posted, sent, go = half_out(driver, there, here)
-        driver.fail("cuEventQuery", code=719)  # only the sender has one to ask for
+        driver.fail("cuEventQuery", code=719)
         words = lost(sent), lost(posted)
         go()
         assert is_all(got[PIECE:], 0)
@@ -267,9 +267,12 @@ def sender_fails(driver: Driver) -> tuple[str, str]:
 
 
 def test_a_gpu_that_fails_with_half_of_a_message_out() -> None:
-    here, there = run(sender_fails)
-    assert here.startswith("stage 1 (rank 1): cuEventQuery failed: ")
-    assert there.startswith("stage 0 (rank 0): rank 0 says: cuEventQuery failed: ")
+    words = run(sender_fails)
+    # A slow receiver may still have the event of the first piece to ask for, and then it fails.
+    failed = int(" says: " in words[0])
+    first, other = f"stage {1 - failed} (rank {1 - failed}): ", f"stage {failed} (rank {failed}): "
+    assert words[failed].startswith(f"{first}cuEventQuery failed: ")
+    assert words[1 - failed].startswith(f"{other}rank {failed} says: cuEventQuery failed: ")
 
 
 def receiver_fails(driver: Driver) -> tuple[str, str]:

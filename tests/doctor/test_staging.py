@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from fakes.controlled_cuda.gpu import Driver, native_threads, run
 
@@ -33,10 +35,24 @@ def found(driver: Driver, refused: int, call: str) -> Finding:
     return finding
 
 
+def near(driver: Driver, node: int) -> Finding:
+    with patch("megatron_adaptra.doctor.staging.node_near", lambda pci: node):
+        return found(driver, 0, "")
+
+
 def test_memory_of_the_engine_is_pinned() -> None:
     assert TRIED == 64 << 20
     says = f"pinned, memory of the engine (64 MiB tried); {POOL}"
     assert run(found, 0, "") == (OK, "staging", says, "")
+
+
+@pytest.mark.parametrize(("node", "why"), [(0, ""), (63, "mbind: Invalid argument")])
+def test_memory_that_is_not_on_the_gpus_node(node: int, why: str) -> None:
+    finding = run(near, node)
+    assert finding.status is (WARN if why else OK)
+    where = f", but not on the GPU's NUMA node: {why}" if why else ""
+    assert finding.says == f"pinned, memory of the engine{where} (64 MiB tried); {POOL}"
+    assert finding.remedy == ("containers: --cap-add SYS_NICE" if why else "")
 
 
 def test_memory_of_the_driver_is_pinned_instead() -> None:

@@ -6,8 +6,10 @@ engine's failure suite asks for, 200 messages and a minute without a rail; else 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +40,7 @@ from megatron_adaptra.bench.options import RESULT
 
 PATHS = RAILS + 4  # of a peer: each rail, and the connections of the network
 MTU = 4096
+ARENA = "/memfd:adaptra"
 
 
 class Size:
@@ -143,6 +146,32 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
         assert sent[rank] + sent[2 + rank] >= needed, sent
         assert min(sent[rank], sent[2 + rank]) >= 0.2 * needed, sent
     return f"packets {sent}"
+
+
+@case
+def memory_of_messages_is_on_the_node_that_is_asked_for() -> str:
+    from megatron_adaptra.transport.engine.bindings import new_engine
+
+    def pages() -> dict[str, int]:
+        """Of the engine's memory, by node."""
+        (line,) = [x for x in Path("/proc/self/numa_maps").read_text().splitlines() if ARENA in x]
+        pairs = [word.split("=") for word in line.split() if re.match(r"N[0-9]+=", word)]
+        return {node: int(count) for node, count in pairs}
+
+    engine = new_engine(MIB, MIB, PATIENCE)
+    blocks = [engine.take(16 * MIB)]
+    ctypes.memset(blocks[0].address, 1, 16 * MIB)
+    here = pages()  # the processors are all on node 0
+    assert set(here) == {"N0"}
+    assert engine.prefer_node(1) == ""
+    blocks.append(engine.take(64 * MIB))
+    ctypes.memset(blocks[1].address, 1, 64 * MIB)
+    there = pages()
+    assert there["N1"] * os.sysconf("SC_PAGE_SIZE") >= 64 * MIB
+    assert there["N0"] == here["N0"]
+    assert engine.prefer_node(2) == "mbind: Invalid argument"
+    engine.close("seen")
+    return f"pages {here}, then {there}"
 
 
 def _pinned() -> int:

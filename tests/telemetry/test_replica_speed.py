@@ -204,7 +204,7 @@ def test_what_is_left_of_slowness_is_too_little_to_be_slow():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_slowness_is_measured_from_where_a_replica_has_been_unnoticed(seed):
-    """One that begins as a slower one, and becomes a faster one, is slow soon after it gets slow."""
+    """One that begins a bit slow, and then is a bit fast, is slow soon after it gets slow."""
     rng, speeds = random.Random(seed), ReplicaSpeeds(4)
     assert run(speeds, rows(rng, 15, {3: 1.16}, sigma=0.01)) == []
     assert run(speeds, rows(rng, 15, {3: 0.95}, sigma=0.01)) == []

@@ -121,6 +121,7 @@ void bind_engine(py::module_& m) {
            NoGil())
       .def("abort", &Engine::abort, NoGil())
       .def("take", [](Engine& engine, uint64_t bytes) { return Block{engine.take(bytes), bytes}; })
+      .def("prefer_node", &Engine::prefer_node)
       .def("arena_fd", &Engine::arena_fd)
       .def("counts", &Engine::counts)
       .def("close", &Engine::close, NoGil());

@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <system_error>
 
 namespace adaptra {
@@ -54,6 +57,17 @@ std::shared_ptr<Arena> Arena::make(uint64_t most) {
 Arena::~Arena() {
   munmap(base_, most_);
   ::close(fd_);
+}
+
+std::string Arena::prefer_node(int node) {
+  constexpr int kNodes = 1024, kBits = CHAR_BIT * sizeof(unsigned long);
+  unsigned long nodes[kNodes / kBits] = {};
+  if (node < 0 || node >= kNodes) return "there is no such NUMA node";
+  nodes[node / kBits] = 1ul << node % kBits;
+  // By number: the library that has a function for it need not be installed. The kernel wants one bit
+  // more than there are. The policy is the memory's own, and so holds for every user of a page.
+  if (syscall(SYS_mbind, base_, most_, MPOL_PREFERRED, nodes, kNodes + 1ul, 0u) == 0) return "";
+  return std::string("mbind: ") + std::generic_category().message(errno);
 }
 
 std::shared_ptr<uint8_t> Arena::take(uint64_t bytes) {

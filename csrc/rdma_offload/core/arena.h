@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace adaptra {
@@ -23,6 +24,10 @@ class Arena : public std::enable_shared_from_this<Arena> {
   bool vacate(uint8_t* at, uint64_t bytes);
   void keep_pages();
   bool keeps_pages();
+
+  // Take pages from the NUMA node `node` while it has some: those that nobody has used yet. Why the
+  // system refuses, or an empty string. A process that has memory from everywhere can still do it.
+  std::string prefer_node(int node);
 
   bool holds(const uint8_t* at) const { return base_ <= at && at < base_ + most_; }
   uint64_t offset(const uint8_t* at) const { return at - base_; }

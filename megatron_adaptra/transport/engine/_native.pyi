@@ -122,6 +122,9 @@ class Engine:
     def take(self, nbytes: int, /) -> Block:
         """Memory for a message of `nbytes`."""
 
+    def prefer_node(self, node: int, /) -> str:
+        """Take such memory from the NUMA node `node` while it has some; why not, or empty."""
+
     def arena_fd(self) -> int:
         """The descriptor of all such memory."""
 

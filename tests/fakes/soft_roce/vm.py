@@ -63,6 +63,9 @@ def boot(made: Path, exchange: Path, script: str, seconds: float, frozen: float 
         "-machine", "q35", "-accel", "tcg,thread=multi",
         "-cpu", "max,-erms,-fsrm",  # without instructions whose emulation copies byte by byte
         "-smp", "2", "-m", "3G",
+        # Two NUMA nodes, both processors on the first.
+        "-object", "memory-backend-ram,id=near,size=2G", "-numa", "node,memdev=near,cpus=0-1",
+        "-object", "memory-backend-ram,id=far,size=1G", "-numa", "node,memdev=far",
         "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none",
         "-kernel", str(made / "kernel"), "-initrd", str(made / "initrd"),
         "-append", "console=ttyS0 quiet mitigations=off nokaslr tsc=reliable no_timer_check "
