@@ -26,7 +26,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   bool keeps_pages();
 
   // Take pages from the NUMA node `node` while it has some: those that nobody has used yet. Why the
-  // system refuses, or an empty string. A process that has memory from everywhere can still do it.
+  // system refuses, or an empty string: then memory comes from anywhere, as before.
   std::string prefer_node(int node);
 
   bool holds(const uint8_t* at) const { return base_ <= at && at < base_ + most_; }
