@@ -1,5 +1,6 @@
 // Messages over paths that delay, fail and come back: each arrives once, in the order of its tag.
 // test_peer [FIRST_SEED [COUNT]]: one simulated job per seed.
+#include <array>
 #include <random>
 
 #include "check.h"
@@ -19,6 +20,8 @@ struct End : Path {
   End(int order, uint64_t piece, size_t room) : Path(order, piece), room(room) {}
   bool takes() const override { return frames.size() < room; }
   uint64_t waiting() const override { return frames.size(); }
+  Nanoseconds due(uint64_t) const override { return (frames.size() + 1) * frame_takes; }
+  Nanoseconds guess(uint64_t) const override { return (frames.size() + 1) * frame_may_take; }
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void>) override {
     CHECK(takes());
     if (cut) return;
@@ -28,6 +31,7 @@ struct End : Path {
   void fail(const std::string&) override {}
   const size_t room;
   bool cut = false;
+  Nanoseconds frame_takes = 0, frame_may_take = 0;  // 0: not known
   std::deque<Frame> frames;
 };
 
@@ -49,6 +53,8 @@ struct Job {
     const size_t room = 1 + below(5);
     for (int side = 0; side < 2; ++side) {
       link.ends[side] = std::make_shared<End>(order, piece, room);
+      link.ends[side]->frame_takes = below(3) * below(10000000);
+      link.ends[side]->frame_may_take = below(10000000);
     }
     links.push_back(link);
     for (int side = 0; side < 2; ++side) peers[side]->add(links.back().ends[side]);
@@ -289,11 +295,42 @@ void trial(bool hole) {
   CHECK(moved > 0);
 }
 
+// Where 66 pieces go, over two paths of the lowest order, one of the next and one on trial.
+std::array<size_t, 4> shares(Nanoseconds first, Nanoseconds second, Nanoseconds next) {
+  constexpr uint64_t kPiece = 100, kPieces = 66;
+  auto peer = std::make_shared<Peer>("the other", 1 << 20);
+  std::shared_ptr<End> ends[4];
+  for (int n = 0; n < 4; ++n) {
+    ends[n] = std::make_shared<End>(n < 2 ? 0 : n == 2 ? 1 : 1 + kTrial, kPiece, 1000);
+    peer->add(ends[n]);
+  }
+  for (auto& end : ends) end->frames.clear();
+  ends[0]->frame_takes = first;
+  ends[1]->frame_takes = second;
+  ends[2]->frame_may_take = ends[3]->frame_may_take = next;
+  peer->send(1, Memory(new uint8_t[kPieces * kPiece](), std::default_delete<uint8_t[]>()), kPieces * kPiece);
+  std::array<size_t, 4> found;
+  std::transform(ends, ends + 4, found.begin(), [](const auto& end) { return end->frames.size(); });
+  peer->close("over");
+  return found;
+}
+
+void slow_paths() {
+  using Shares = std::array<size_t, 4>;
+  constexpr Nanoseconds kMicro = 1000, kMilli = 1000000;
+  CHECK((shares(0, 0, 1) == Shares{33, 33, 0, 0}));           // by what waits,
+  CHECK((shares(kMicro, 10 * kMicro, 1) == Shares{33, 33, 0, 0}));  // as long as all are fast;
+  CHECK((shares(30 * kMilli, 300 * kMilli, 30000 * kMilli) == Shares{60, 6, 0, 0}));  // by what they take,
+  CHECK((shares(30 * kMilli, 30 * kMilli, 3 * kMilli) == Shares{5, 5, 56, 0}));  // the next one, too;
+  CHECK((shares(30 * kMilli, 0, kMilli) == Shares{0, 66, 0, 0}));  // what has carried nothing is tried
+}
+
 int main(int argc, char** argv) {
   const unsigned long first = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1;
   const unsigned long count = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 300;
   uint64_t again = 0, twice = 0, reports = 0;
   leaving();
+  slow_paths();
   trial(true);
   trial(false);
   for (g_seed = first; g_seed < first + count; ++g_seed) {

@@ -1,4 +1,4 @@
-"""The engine over real ibverbs: each test is a case of verbs_cases.py in one virtual machine."""
+"""The engine over real ibverbs: each test is a case (cases.py) in one virtual machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 from fakes.soft_roce.vm import prepared, run_cases
-from soft_roce.verbs_cases import CASES
+from soft_roce.every_case import CASES
 
 from megatron_adaptra.transport.engine.bindings import missing
 
 SECONDS = 1500  # for all cases; nothing is measured with it
 # What measures takes a third of the machine's time: --full alone runs it.
-MEASURES = ("adaptra_bench_has_rows_of_verbs", "speed_beside_perftest")
+MEASURES = (
+    "adaptra_bench_has_rows_of_verbs", "speed_beside_perftest", "the_better_way_over_a_long_link",
+)  # fmt: skip
 ALL = [pytest.param(name, marks=[pytest.mark.large] if name in MEASURES else []) for name in CASES]
 
 

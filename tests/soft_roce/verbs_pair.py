@@ -25,6 +25,8 @@ from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 ENDS = "ab"  # rank 0 has rail0a and rail1a, rank 1 the others
 RAILS = 2
+PATHS = RAILS + 4  # of a peer: each rail, and the connections of the network
+MTU = 4096
 PATIENCE = 120.0  # seconds
 MIB = 1 << 20
 _BASE = random.Random(17).randbytes(2 * MIB)
@@ -191,6 +193,7 @@ def _rank(
     try:
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
         os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
+        options = options if rails else options | {"ports": []}
         endpoint = Endpoint(rank, "127.0.0.1", rendezvous=rendezvous, **options)
         endpoint.connect([1 - rank])
         if at_once:

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from typing import Any
 
 sys.path.append("/usr/lib/python3/dist-packages")  # Debian's, of the same Python
@@ -32,12 +33,12 @@ CARD = struct.Struct("<16s80sQIIIIHBB")
 OUTCOME = struct.Struct("<B63s")
 FRAME = struct.Struct("<HBBIQQQQQQQ")
 MAGIC, VERSION, KIND = 0xADA1, 1, 4
-DATA, HAVE, ALIVE = 1, 4, 5
+DATA, HAVE, ALIVE, MORE = 1, 4, 5, 10
 WINDOW, PIECE = 1 << 30, 1 << 20
 LONGEST = min(PIECE, 131072)
 SLOT = 1024 + LONGEST
 SLOTS, EXTRA = 16, 8
-FRAMES = 1 << 31
+FRAMES, WANTS = 1 << 31, 1 << 30
 SECONDS = 60.0
 
 
@@ -74,7 +75,7 @@ class Stranger:
         self._connect(CARD.unpack(exactly(self.connection, CARD.size)))
         self.connection.sendall(OUTCOME.pack(0, b""))
         self._agreed()
-        self.sent = self.got = self.free = 0
+        self.free = 0
         self.arrived: list[tuple[Any, ...]] = []
 
     @staticmethod
@@ -139,8 +140,10 @@ class Stranger:
         )
 
     def _connect(self, card: tuple[Any, ...]) -> None:
-        gid, _, self.there, self.key, number, psn, self.granted, _, mtu, _ = card
-        self.their_slots = self.granted
+        gid, _, self.there, self.key, number, psn, granted, _, mtu, _ = card
+        self.free_there = deque[tuple[int, int, int]]()  # a slot's number, address and key
+        self.used_there = deque[tuple[int, int, int]]()
+        self._use(self.there, self.key, granted)
         text = ":".join(gid[n : n + 2].hex() for n in range(0, 16, 2))
         route = GlobalRoute(dgid=GID(text), sgid_index=1, hop_limit=64)
         a = self.attributes
@@ -151,24 +154,34 @@ class Stranger:
         a.sq_psn, a.timeout, a.retry_cnt, a.rnr_retry, a.max_rd_atomic = 99, 16, 6, 6, 0
         self.qp.to_rts(a)
 
+    def _use(self, address: int, key: int, count: int) -> None:
+        known = len(self.free_there) + len(self.used_there)
+        self.free_there += [(known + n, address + n * SLOT, key) for n in range(count)]
+
+    @property
+    def granted(self) -> int:
+        return len(self.free_there)
+
     def _agreed(self) -> None:
         refused, why = OUTCOME.unpack(exactly(self.connection, OUTCOME.size))
         assert not refused, why
 
-    def write(self, *frames: bytes) -> None:
-        """One write into the next slot; gives back what is free."""
+    def write(self, *frames: bytes, wants: bool = False) -> None:
+        """One write into the next slot; gives back what is free, and asks for more or not."""
         data = b"".join(frames)
         self.out.write(data, len(data))
+        word, address, key = self.free | WANTS * wants, self.there, self.key
+        if data:
+            self.used_there.append(self.free_there.popleft())
+            number, address, key = self.used_there[-1]
+            word |= FRAMES | number << 16
         wr = SendWR(
             num_sge=1, sg=[SGE(self.out.buf, len(data), self.out.lkey)],
             opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM, send_flags=e.IBV_SEND_SIGNALED,
-            imm_data=socket.htonl((FRAMES if data else 0) | self.free),
+            imm_data=socket.htonl(word),
         )  # fmt: skip
-        at = self.there + self.sent % self.their_slots * SLOT if data else self.there
-        self.sent, self.free = self.sent + bool(data), 0
-        self.granted -= bool(data)
-        assert self.granted >= 0
-        wr.set_wr_rdma(self.key, at)
+        self.free = 0
+        wr.set_wr_rdma(key, address)
         self.written = False
         self.qp.post_send(wr)
         end = time.monotonic() + SECONDS
@@ -185,11 +198,12 @@ class Stranger:
                 continue
             self._post()
             word = socket.ntohl(wc.imm_data)
-            self.granted += word & 0xFFFF
+            for _ in range(word & 0xFFFF):
+                self.free_there.append(self.used_there.popleft())
             if not word & FRAMES:
                 continue
-            data = self.slots.read(wc.byte_len, self.got % SLOTS * SLOT)
-            self.got, self.free = self.got + 1, self.free + 1
+            data = self.slots.read(wc.byte_len, (word >> 16 & 0xFFF) * SLOT)
+            self.free += 1
             while data:
                 fields = FRAME.unpack(data[: FRAME.size])
                 length = fields[3]
@@ -205,6 +219,14 @@ class Stranger:
             self.poll()
             if self.free >= SLOTS // 4:
                 self.write()
+
+    def more(self) -> int:
+        """How many slots were granted by frames; they are used from now on."""
+        found = [one for one in self.arrived if one[1] == MORE]
+        for one in found:
+            self._use(one[7], one[8], one[6])
+            self.arrived.remove(one)
+        return sum(one[6] for one in found)
 
     def haves(self, number: int) -> int:
         return sum(one[1] == HAVE and one[4] <= number < one[4] + one[6] for one in self.arrived)

@@ -7,13 +7,14 @@ posted ahead, each with memory of its own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import statistics
 import subprocess
 import time
 from typing import Any
 
-from soft_roce.verbs_pair import MIB, Pair, RankFixture, content, over
+from soft_roce.verbs_pair import ENDS, MIB, PATHS, RAILS, Pair, RankFixture, content, over
 
 MESSAGES = {64 << 10: 300, MIB: 24}  # of a round, by size
 _SOURCES = 16  # messages of different contents
@@ -40,10 +41,10 @@ def perftest(size: int, count: int) -> float:
         server.communicate()
 
 
-def rounds(fixture: RankFixture, size: int, count: int) -> Any:
+def rounds(fixture: RankFixture, size: int, count: int, paths: int = 1) -> Any:
     """Rank 0 sends `count` messages at each command; seconds until all have arrived."""
-    fixture.until_paths(1)
-    data = [content(n, size) for n in range(_SOURCES)]
+    fixture.until_paths(paths)
+    data = [content(n, size) for n in range(min(count, _SOURCES))]
     sources = [fixture.engine.take(size) for _ in data]
     for source, each in zip(sources, data, strict=True):
         ctypes.memmove(source.address, each, size)
@@ -53,7 +54,7 @@ def rounds(fixture: RankFixture, size: int, count: int) -> Any:
         if fixture.rank == 0:
             start = time.monotonic()
             works = [
-                fixture.engine.send(fixture.peer, n, sources[n % _SOURCES].address, size)
+                fixture.engine.send(fixture.peer, n, sources[n % len(data)].address, size)
                 for n in range(count)
             ]
             for work in reversed(works):  # one wait, not one for each
@@ -63,7 +64,7 @@ def rounds(fixture: RankFixture, size: int, count: int) -> Any:
             over(buffers[-1][0])
             for n, (work, memory) in enumerate(buffers):
                 over(work)
-                assert memory[:size] == data[n % _SOURCES], n
+                assert memory[:size] == data[n % len(data)], n
                 buffers[n] = fixture.receive_into(n, memory, size)
             fixture.report("right")
 
@@ -86,3 +87,36 @@ def compare(size: int, turns: int) -> tuple[float, float, float]:
             pair.send(rank, "end")
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     return statistics.median(ours[1:]), statistics.median(theirs[1:]), statistics.median(ratios)
+
+
+def over_a_long_link(delay: int, turns: int) -> tuple[float, float, float]:
+    """Seconds of 64 MiB, medians: over one rail, over TCP, and with both there.
+
+    `delay`: ms each way, of the rail's link and of the machine's own.
+    """
+    size, nets = 64 * MIB, ["lo", *(f"net0{end}" for end in ENDS)]
+    ways = {(1, False): 1, (0, True): PATHS - RAILS, (1, True): PATHS - 1}
+    with contextlib.ExitStack() as stack:
+        pairs = [
+            stack.enter_context(Pair(rounds, size, 1, paths, rails=rails, fallback=fallback))
+            for (rails, fallback), paths in ways.items()
+        ]
+        for pair in pairs:
+            for rank in range(2):
+                assert pair.report(rank) == "ready"
+        for net in nets:
+            words = f"tc qdisc replace dev {net} root netem limit 100000 delay {delay}ms"
+            stack.callback(subprocess.run, f"tc qdisc del dev {net} root".split(), check=True)
+            subprocess.run(words.split(), check=True)
+        took: list[list[float]] = [[] for _ in pairs]
+        for _ in range(turns + 2):  # until windows have grown
+            for pair, seconds in zip(pairs, took, strict=True):
+                for rank in range(2):
+                    pair.send(rank, "go")
+                seconds.append(pair.report(0))
+                assert pair.report(1) == "right"
+        for pair in pairs:
+            for rank in range(2):
+                pair.send(rank, "end")
+    rail, tcp, chosen = (statistics.median(seconds[2:]) for seconds in took)
+    return rail, tcp, chosen

@@ -50,6 +50,11 @@ class Path {
   // Bytes that it was given and that have not left.
   virtual uint64_t waiting() const = 0;
 
+  // In how many nanoseconds `bytes` that it was given now would be there, by what it has carried; 0:
+  // that is not known. And a guess, of a path that is not used while one of a lower order is well.
+  virtual Nanoseconds due(uint64_t) const { return 0; }
+  virtual Nanoseconds guess(uint64_t) const { return 0; }
+
   // Send a frame. `payload` stays where it is for as long as `keep` lives. What has none may wait
   // for the next frame, or for `flush`.
   virtual void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) = 0;
@@ -63,7 +68,7 @@ class Path {
   // Whether a peer that is gone shows only by its silence; else the connection's end shows it.
   virtual bool silent() const { return true; }
 
-  std::atomic<int> order;        // paths of the lowest order that work are used
+  std::atomic<int> order;        // paths of the lowest order that work are used, unless they are slow
   const uint64_t longest_piece;  // bytes
   int id = 0;                    // of the engine's
   std::atomic<Nanoseconds> last_received{now()};  // when a frame came

@@ -157,6 +157,8 @@ bool Peer::arrived(Path& path, const Header& header) {
     case Kind::Probed:
       back = carried(path, header.number);
       break;
+    case Kind::Slots:
+      return false;  // no path passes it on
   }
   use_credit();
   pump();

@@ -1,6 +1,7 @@
 // Messages to and from one rank, over any number of paths.
 //
-// A message is cut into pieces, which go over all paths of the best order that work. It is kept
+// A message is cut into pieces, which go over all paths of the best order that work, or, where one of
+// these is slow, each over the path on which it will be there first. It is kept
 // until the other side has acknowledged all of it, and what a path that fails may have lost
 // goes again over the others; what comes twice is dropped. So each message arrives exactly once.
 //
@@ -133,7 +134,8 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   // Frames that go out.
   void pump();   // send what the paths take: acknowledgements, control frames, then pieces in turn
   void flush();  // what paths have kept back for more frames
-  Path* best() const;  // of the lowest order, the one with least to do that takes a frame; or nullptr
+  Path* best(uint64_t bytes) const;  // for a frame with so many at most; nullptr: wait until `roomy`
+  uint64_t next_bytes() const;       // of the next message in turn
   void send_over(Path& path, const Header& header, const uint8_t* payload,
                  std::shared_ptr<void> keep);  // the only caller of Path::send
   void send_piece(Path& path, Outgoing& out);  // the next piece of a message that has_more

@@ -10,6 +10,10 @@
 
 namespace adaptra {
 
+namespace {
+constexpr Nanoseconds kLate = 20000000;  // RDMA that takes longer for a piece is over a slow link
+}
+
 WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
   uint64_t number = 0;
   auto work = begin(tag, std::move(memory), bytes, sent, &number);
@@ -171,15 +175,37 @@ void Peer::send_haves(Path& path) {
 
 void Peer::enqueue(Kind kind, uint64_t number) { control_.emplace(kind, number); }
 
-Path* Peer::best() const {
+Path* Peer::best(uint64_t bytes) const {
   int order = INT32_MAX;
   for (const auto& path : paths_) order = std::min(order, path->order.load());
   Path* best = nullptr;
+  Nanoseconds latest = 0;
   for (const auto& path : paths_) {
-    if (path->order != order || !path->takes()) continue;
+    if (path->order != order) continue;
+    latest = std::max(latest, path->due(std::min(bytes, path->longest_piece)));
+    if (!path->takes()) continue;
     if (best == nullptr || path->waiting() < best->waiting()) best = path.get();
   }
-  return best;
+  if (latest <= kLate) return best;
+  Nanoseconds soonest = 0;
+  best = nullptr;
+  for (const auto& path : paths_) {
+    if (path->order != order && path->order >= kTrial) continue;
+    const uint64_t piece = std::min(bytes, path->longest_piece);
+    const Nanoseconds known = path->due(piece), due = known > 0 ? known : path->guess(piece);
+    if (best != nullptr && due >= soonest) continue;
+    best = path.get();
+    soonest = due;
+  }
+  return best->takes() ? best : nullptr;  // what would be there later on another path waits for it
+}
+
+uint64_t Peer::next_bytes() const {
+  if (!control_.empty() || ready_.empty()) return 0;
+  auto at = out_.find(ready_.front());
+  if (at == out_.end()) return 0;
+  const Outgoing& out = at->second;
+  return out.again.empty() ? out.filled - out.next : out.again.front().second;
 }
 
 void Peer::send_over(Path& path, const Header& header, const uint8_t* payload,
@@ -197,7 +223,7 @@ void Peer::flush() {
 
 void Peer::pump() {
   while (!control_.empty() || !ready_.empty() || soon_) {
-    Path* path = best();
+    Path* path = best(next_bytes());
     if (path == nullptr) break;
     send_haves(*path);
     if (!path->takes()) continue;

@@ -4,7 +4,7 @@ namespace adaptra {
 
 std::string fault_of(const Header& h, uint64_t longest_piece) {
   if (h.magic != kMagic) return "no frame begins here";
-  if (h.kind < Kind::Data || h.kind > Kind::Probed) {
+  if (h.kind < Kind::Data || h.kind > Kind::Slots) {
     return "a frame of kind " + std::to_string(static_cast<int>(h.kind));
   }
   const bool data = h.kind == Kind::Data;

@@ -17,6 +17,7 @@ enum class Kind : uint8_t {
   Lost,      // a path has failed at the sender's side: words that it took may be lost
   Probe,     // nothing, but as large as a piece: does this path carry it?
   Probed,    // it does; over the same path
+  Slots,     // of a path over RDMA: more memory to write to
 };
 
 using Tag = uint64_t;

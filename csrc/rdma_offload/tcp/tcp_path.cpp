@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 
 namespace adaptra {
@@ -88,6 +89,20 @@ bool TcpPath::takes() const {
 uint64_t TcpPath::waiting() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return waiting_;
+}
+
+// From what the kernel knows: a window of bytes for each round trip, which doubles with each of them
+// until the connection has found what the link carries.
+Nanoseconds TcpPath::guess(uint64_t bytes) const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return UINT64_MAX;
+  const double window = std::max(1.0, 1.0 * info.tcpi_snd_cwnd * info.tcpi_snd_mss);
+  const double trips =
+      (static_cast<double>(waiting() + bytes) + 1.0 * info.tcpi_unacked * info.tcpi_snd_mss) / window;
+  const bool grows = info.tcpi_snd_cwnd < info.tcpi_snd_ssthresh;
+  const double rounds = grows ? std::log2(1 + trips) : trips;
+  return static_cast<Nanoseconds>((0.5 + rounds) * info.tcpi_rtt * 1000);
 }
 
 void TcpPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {

@@ -25,6 +25,7 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
 
   bool takes() const override;
   uint64_t waiting() const override;
+  Nanoseconds guess(uint64_t bytes) const override;
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
   void flush() override;
   void close() override;

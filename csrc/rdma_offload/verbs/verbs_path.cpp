@@ -15,16 +15,19 @@ namespace {
 
 constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
 constexpr uint32_t kHeaders = 16;       // of frames in a slot
-constexpr uint32_t kSlots = 64;
-constexpr uint32_t kWrites = 2 * kSlots;
+constexpr uint32_t kSlots = 64;         // at first: 8 MiB
+constexpr uint32_t kMostSlots = 512;    // over a long link: 64 MiB
 constexpr uint32_t kGifts = 8;          // writes that only give slots back, at most
 constexpr uint32_t kGift = kSlots / 4;  // slots that are given back together
 constexpr uint32_t kSignals = 32;       // of so many writes one says that it is over
+constexpr uint32_t kWrites = kMostSlots + 2 * kSignals;
 constexpr uint32_t kInline = 128;
 constexpr Nanoseconds kSlow = 20000;    // more than a thread needs to wake up
 constexpr int kTurn = 64;               // completions before others have their turn
 constexpr int kAtOnce = 16;
 constexpr uint32_t kFrames = 1u << 31;  // in the word of a write: there are frames
+constexpr uint32_t kWants = 1u << 30;   // its sender could use more slots
+constexpr uint32_t kSlotAt = 16, kSlotBits = 0xfff;
 constexpr uint32_t kGivenBack = 0xffff;
 constexpr int kDrain = 300;             // milliseconds for the last word of a side that closes
 constexpr size_t kWords = 200;          // bytes of why the other side gave up
@@ -40,11 +43,19 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, con
       sink_(std::move(sink)),
       slot_(kHeaders * sizeof(Header) + longest_piece),
       qp_(std::move(device), port, gid, which, service,
-          {kSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header), kSlots + kGifts, kInline}) {}
+          {kSlots, kMostSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header),
+           kMostSlots + kGifts, kInline}) {}
 
 void VerbsPath::connect(const std::string& card) {
   qp_.connect(card);
-  granted_ = qp_.theirs().slots;
+  std::lock_guard<std::mutex> lock(mutex_);
+  use(qp_.theirs());
+}
+
+void VerbsPath::use(const VerbsSlots& slots) {
+  for (uint32_t n = 0; n < slots.count; ++n) open_.push_back(slots_ + n);
+  slots_ += slots.count;
+  theirs_.push_back(slots);
 }
 
 void VerbsPath::start(Owned socket) {
@@ -76,7 +87,7 @@ void VerbsPath::start(Owned socket) {
 }
 
 bool VerbsPath::has_room() const {
-  return !closed_ && (granted_ > 0 || gathered_ > 0) && posted_ - completed_ < kWrites;
+  return !closed_ && (!open_.empty() || gathered_ > 0) && posted_ - completed_ < kWrites;
 }
 
 bool VerbsPath::takes() const {
@@ -89,12 +100,24 @@ uint64_t VerbsPath::waiting() const {
   return waiting_;
 }
 
+Nanoseconds VerbsPath::due(uint64_t bytes) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return speed_.due(waiting_ + bytes, now());
+}
+
+void VerbsPath::gather_frame(const Header& header) {
+  if (gathered_ == 0) {
+    slot_of_next_ = open_.front();
+    open_.pop_front();
+    short_ = short_ || open_.empty();
+  }
+  headers()[gathered_++] = header;
+}
+
 void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!has_room()) return;  // its end is on the way to the peer
-  Header* headers = this->headers();
-  if (gathered_ == 0) --granted_;
-  headers[gathered_++] = header;
+  gather_frame(header);
   if (header.length == 0) {
     if (gathered_ == kHeaders || header.kind == Kind::Bye) {
       write_gathered();
@@ -105,7 +128,7 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
   const uint32_t before = gathered_ * sizeof header;
   const bool inlined = before + header.length <= qp_.inlined();
   Write next;
-  next.sges[0] = {reinterpret_cast<uintptr_t>(headers), before, qp_.headers_key()};
+  next.sges[0] = {reinterpret_cast<uintptr_t>(headers()), before, qp_.headers_key()};
   next.wr.sge_count = 1;
   try {
     for (uint64_t done = 0, part; done < header.length; done += part) {
@@ -117,9 +140,7 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
   } catch (const std::runtime_error& error) {
     return fail_soon(error.what());
   }
-  written_.push_back({frames_, header.length, std::move(keep)});
-  waiting_ += header.length;
-  write(next, inlined);
+  write(next, inlined, header.length, std::move(keep));
   full_ = full_ || !has_room();
   hand_over(lock);
 }
@@ -153,11 +174,11 @@ void VerbsPath::write_gathered() {
   Write next;
   next.sges[0] = {reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
   next.wr.sge_count = bytes > 0;
-  write(next, bytes <= qp_.inlined());
+  write(next, bytes <= qp_.inlined(), 0, nullptr);
   full_ = full_ || !has_room();
 }
 
-void VerbsPath::write(Write& next, bool inlined) {
+void VerbsPath::write(Write& next, bool inlined, uint64_t payload, std::shared_ptr<void> keep) {
   const bool frames = gathered_ > 0;
   ibv::SendWr& wr = next.wr;
   wr.id = posted_;
@@ -167,10 +188,21 @@ void VerbsPath::write(Write& next, bool inlined) {
     wr.flags |= ibv::kSignaled;
     signaled_ = posted_ + 1;
   }
-  wr.immediate = htonl((frames ? kFrames : 0) | free_);
-  wr.remote.address = qp_.theirs().address + (frames ? frames_++ % qp_.theirs().slots * slot_ : 0);
-  wr.remote.rkey = qp_.theirs().key;
+  uint32_t word = free_ | (wants_ ? kWants : 0);
+  uint32_t at = 0;
+  if (frames) {
+    at = slot_of_next_;
+    word |= kFrames | at << kSlotAt;
+    written_.push_back({at, payload, speed_.send(now()), std::move(keep)});
+    waiting_ += payload;
+  }
+  wr.immediate = htonl(word);
+  auto slots = theirs_.begin();
+  for (; at >= slots->count; ++slots) at -= slots->count;
+  wr.remote.address = slots->address + at * slot_;
+  wr.remote.rkey = slots->key;
   free_ = gathered_ = 0;
+  wants_ = false;
   ++posted_;
   writes_.push_back(next);
 }
@@ -238,6 +270,10 @@ void VerbsPath::gather(bool yes) {
   std::unique_lock<std::mutex> lock(mutex_);
   gathers_ = yes;
   if (closed_) return;
+  if (!yes && offer_ && has_room()) {
+    gather_frame(*offer_);
+    offer_.reset();
+  }
   if (!yes && gathered_ > 0) write_gathered();
   give();
   post(lock);
@@ -254,13 +290,30 @@ bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
 // What was in a slot that comes back has been read; its memory here is free, whether or not the
 // device has reported the write as over.
 bool VerbsPath::given_back(uint32_t slots) {
-  granted_ += slots;
-  if (granted_ > qp_.theirs().slots) return false;
-  const uint64_t read = frames_ - (qp_.theirs().slots - granted_);
-  while (!written_.empty() && written_.front().frame < read) {
-    waiting_ -= written_.front().bytes;
+  if (slots > written_.size()) return false;
+  const Nanoseconds time = slots > 0 ? now() : 0;
+  for (; slots > 0; --slots) {
+    const Written& one = written_.front();
+    speed_.arrived(one.sent, one.bytes, time);
+    waiting_ -= one.bytes;
+    open_.push_back(one.slot);
     written_.pop_front();
   }
+  if (short_ && !open_.empty()) {
+    short_ = false;
+    // Of what a round trip could carry, all of them are less than two: they were what bounded it.
+    const bool few = 2 * speed_.trip() >= slots_ * longest_piece;
+    if (few && !asked_) wants_ = asked_ = true;
+  }
+  return true;
+}
+
+bool VerbsPath::granted(const Header& header) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!asked_ || header.total > kSlotBits + 1 - slots_) return false;
+  if (header.total == 0) return true;  // there are no more: it is not asked again
+  asked_ = false;
+  use({header.offset, static_cast<uint32_t>(header.tag), static_cast<uint32_t>(header.total)});
   return true;
 }
 
@@ -275,9 +328,11 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   }
   if (!used) return end("more slots came back than were used"), false;
   if (!qp_.post_receive()) return end("a receive cannot be posted"), false;
+  if (word & kWants) offer();
   if (!(word & kFrames)) return true;
   if (completion.bytes > slot_) return end("a write of more than a slot"), false;
-  const uint8_t* at = qp_.slot(received_++);
+  const uint8_t* at = qp_.slot(word >> kSlotAt & kSlotBits);
+  if (at == nullptr) return end("a write to a slot that there is not"), false;
   const uint8_t* end_of_frames = at + completion.bytes;
   while (at < end_of_frames) {
     Header header;  // a copy: the other side can still write there
@@ -293,6 +348,10 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
       });
     }
     at += header.length;
+    if (header.kind == Kind::Slots) {
+      if (!granted(header)) return end("slots that were not asked for"), false;
+      continue;
+    }
     if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
   }
   std::unique_lock<std::mutex> lock(mutex_);
@@ -301,6 +360,17 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   give();
   post(lock);
   return true;
+}
+
+void VerbsPath::offer() {
+  const VerbsSlots more = qp_.grow();
+  Header header;
+  header.kind = Kind::Slots;
+  header.offset = more.address;
+  header.tag = more.key;
+  header.total = more.count;
+  std::lock_guard<std::mutex> lock(mutex_);
+  offer_ = header;  // with `gather`, once there is room
 }
 
 void VerbsPath::give() {

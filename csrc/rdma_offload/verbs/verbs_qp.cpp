@@ -75,19 +75,8 @@ VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, const V
 }
 
 void VerbsQp::open() {
-  slots_bytes_ = (sizes_.slots * sizes_.slot + 4095) / 4096 * 4096;
-  memory_bytes_ = slots_bytes_ + uint64_t{sizes_.writes} * sizes_.headers;
-  void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) refuse("memory for slots", errno);
-  memory_ = static_cast<uint8_t*>(memory);
-  slots_ = verbs_.reg_mr(device->pd, memory_, slots_bytes_, ibv::kLocalWrite | ibv::kRemoteWrite);
-  if (slots_ != nullptr) {
-    headers_ = verbs_.reg_mr(device->pd, memory_ + slots_bytes_, memory_bytes_ - slots_bytes_, 0);
-  }
-  if (headers_ == nullptr) {
-    refuse(device->name + " cannot register memory (`ulimit -l` should say unlimited)", errno);
-  }
+  headers_ = region(uint64_t{sizes_.writes} * sizes_.headers, 0);
+  grant(sizes_.slots);
   channel_ = verbs_.create_channel(device->context);
   if (channel_ == nullptr) refuse("a completion channel of " + device->name, errno);
   fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
@@ -118,15 +107,59 @@ void VerbsQp::open() {
   cq_->context->ops.request_notify(cq_, 0);
 }
 
+VerbsQp::Region VerbsQp::region(uint64_t bytes, int access) const {
+  bytes = (bytes + 4095) / 4096 * 4096;
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) refuse("memory for slots", errno);
+  ibv::Mr* registered = verbs_.reg_mr(device->pd, memory, bytes, access);
+  if (registered == nullptr) {
+    const int error = errno;
+    munmap(memory, bytes);
+    refuse(device->name + " cannot register memory (`ulimit -l` should say unlimited)", error);
+  }
+  return {{reinterpret_cast<uintptr_t>(memory), registered->rkey, 0}, bytes, registered};
+}
+
+void VerbsQp::grant(uint32_t count) {
+  slots_.push_back(region(count * sizes_.slot, ibv::kLocalWrite | ibv::kRemoteWrite));
+  slots_.back().granted.count = count;
+}
+
+uint8_t* VerbsQp::slot(uint32_t number) const {
+  for (const Region& one : slots_) {
+    if (number < one.granted.count) {
+      return reinterpret_cast<uint8_t*>(one.granted.address + number * sizes_.slot);
+    }
+    number -= one.granted.count;
+  }
+  return nullptr;
+}
+
+VerbsSlots VerbsQp::grow() {
+  uint32_t count = 0;
+  for (const Region& one : slots_) count += one.granted.count;
+  if (2 * count > sizes_.most) return {};
+  try {
+    grant(count);
+  } catch (const std::runtime_error&) {
+    return {};  // what there is serves, more slowly
+  }
+  return slots_.back().granted;
+}
+
 VerbsQp::~VerbsQp() { destroy(); }
 
 void VerbsQp::destroy() {
   if (qp_ != nullptr) verbs_.destroy_qp(qp_);
   if (cq_ != nullptr) verbs_.destroy_cq(cq_);
   if (channel_ != nullptr) verbs_.destroy_channel(channel_);
-  if (headers_ != nullptr) verbs_.dereg_mr(headers_);
-  if (slots_ != nullptr) verbs_.dereg_mr(slots_);
-  if (memory_ != nullptr) munmap(memory_, memory_bytes_);
+  slots_.push_back(headers_);
+  for (const Region& one : slots_) {
+    if (one.registered == nullptr) continue;  // `open` had not come so far
+    verbs_.dereg_mr(one.registered);
+    munmap(reinterpret_cast<void*>(one.granted.address), one.bytes);
+  }
 }
 
 std::string VerbsQp::card() const {
@@ -135,11 +168,12 @@ std::string VerbsQp::card() const {
   for (int kind = 0; kind < kKinds; ++kind) {
     if (here[kind] != nullptr) std::memcpy(card.gids[kind], raw(*here[kind]), sizeof(ibv::Gid));
   }
-  card.address = reinterpret_cast<uintptr_t>(memory_);
-  card.key = slots_->rkey;
+  const VerbsSlots& slots = slots_.front().granted;
+  card.address = slots.address;
+  card.key = slots.key;
   card.qp = qp_->number;
   card.psn = psn_;
-  card.slots = sizes_.slots;
+  card.slots = slots.count;
   card.lid = attributes_.lid;
   card.mtu = static_cast<uint8_t>(attributes_.active_mtu);
   return {reinterpret_cast<const char*>(&card), sizeof card};
@@ -237,7 +271,8 @@ bool VerbsQp::active() const {
 }
 
 uint8_t* VerbsQp::headers(uint64_t write) const {
-  return memory_ + slots_bytes_ + write % sizes_.writes * sizes_.headers;
+  return reinterpret_cast<uint8_t*>(headers_.granted.address) +
+         write % sizes_.writes * sizes_.headers;
 }
 
 int VerbsQp::post(ibv::SendWr& wr) {

@@ -11,12 +11,18 @@
 
 namespace adaptra {
 
-// How much of everything. `headers`: bytes of registered memory for each write; `inlined`: payload
-// that needs none, if the device can.
+// How much of everything. `slots`: at first, and `most` in all; `headers`: bytes of registered memory
+// for each write; `inlined`: payload that needs none, if the device can.
 struct VerbsSizes {
-  uint32_t slots;
+  uint32_t slots, most;
   uint64_t slot;
   uint32_t writes, headers, receives, inlined;
+};
+
+// Memory that the other side may write to: `count` slots, one behind the other.
+struct VerbsSlots {
+  uint64_t address = 0;
+  uint32_t key = 0, count = 0;
 };
 
 // How the fabric is to carry packets; NCCL's variables of docs/cluster.md.
@@ -49,9 +55,14 @@ class VerbsQp {
   bool active() const;  // the port
   int fd() const { return channel_->fd; }
 
-  uint8_t* slot(uint64_t number) const { return memory_ + number % sizes_.slots * sizes_.slot; }
+  // Counted from 0, over all that were granted; nullptr: there is none of this number.
+  uint8_t* slot(uint32_t number) const;
+
+  // Grant as many slots again as there are, or nothing: there are `most`, or memory cannot be had.
+  VerbsSlots grow();
+
   uint8_t* headers(uint64_t write) const;
-  uint32_t headers_key() const { return headers_->lkey; }
+  uint32_t headers_key() const { return headers_.registered->lkey; }
   uint32_t inlined() const { return inlined_; }
 
   int post(ibv::SendWr& wr);  // 0, or an error
@@ -64,11 +75,8 @@ class VerbsQp {
   // Nothing is read or written any more.
   void stop();
 
-  struct Theirs {
-    uint64_t address = 0;
-    uint32_t key = 0, slots = 0;
-  };
-  const Theirs& theirs() const { return theirs_; }
+  // What the other side's card has granted.
+  const VerbsSlots& theirs() const { return theirs_; }
 
   // Call `failed` when the port goes down or something happens to this.
   void watch(VerbsDevice::Failed failed) { device->watch(qp_, port_, std::move(failed)); }
@@ -78,6 +86,13 @@ class VerbsQp {
 
  private:
   struct Card;
+  struct Region {
+    VerbsSlots granted;
+    uint64_t bytes = 0;
+    ibv::Mr* registered = nullptr;
+  };
+  Region region(uint64_t bytes, int access) const;  // memory that the device reaches; throws
+  void grant(uint32_t count);                       // slots, in a region of their own; throws
   void open();     // of the constructor: all that the device has to make; throws
   void destroy();  // what `open` has made so far
   std::array<const VerbsPort*, kKinds> offered() const;  // its addresses
@@ -92,10 +107,9 @@ class VerbsQp {
   const uint32_t psn_;
   const std::vector<VerbsPort> addresses_;
   const ibv::PortAttributes attributes_;
-  Theirs theirs_;
-  uint8_t* memory_ = nullptr;  // the slots, then the headers
-  uint64_t slots_bytes_ = 0, memory_bytes_ = 0;
-  ibv::Mr *slots_ = nullptr, *headers_ = nullptr;
+  VerbsSlots theirs_;
+  Region headers_;
+  std::vector<Region> slots_;  // of the loop's thread alone, once it is connected
   ibv::Channel* channel_ = nullptr;
   ibv::Cq* cq_ = nullptr;
   ibv::Qp* qp_ = nullptr;

@@ -1,5 +1,5 @@
 // RDMA devices for tests of one thing at a time: two with a port each, whose link, keys and
-// addresses the test sets. Nothing moves over them; every change of a queue pair is recorded.
+// addresses the test sets. Every change of a queue pair is recorded; what moves is in moving.h.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "moving.h"
 #include "verbs/verbs_abi.h"
 
 using namespace adaptra::ibv;
@@ -33,7 +34,8 @@ Device g_devices[kDevices];
 std::vector<Change>& g_changes = *new std::vector<Change>;
 int g_refused = 0;  // what the next change of a queue pair fails with
 int g_registrations = -1;  // that are still possible; negative: any number
-uint32_t g_numbers = 0;
+std::map<Channel*, Cq*>& g_cqs = *new std::map<Channel*, Cq*>;
+moving::Fabric& g_fabric = *new moving::Fabric;
 
 Port& port_of(Context* context) { return g_ports[context->device - g_devices]; }
 
@@ -55,10 +57,19 @@ Context* ibv_open_device(Device* device) {
   auto* context = new Context{};
   context->device = device;
   context->async_fd = eventfd(0, EFD_CLOEXEC);
-  context->ops.poll_cq = [](Cq*, int, Completion*) { return 0; };
-  context->ops.request_notify = [](Cq*, int) { return 0; };
-  context->ops.post_send = [](Qp*, SendWr*, SendWr**) { return 0; };
-  context->ops.post_receive = [](Qp*, ReceiveWr*, ReceiveWr**) { return 0; };
+  context->ops.poll_cq = [](Cq* cq, int most, Completion* into) {
+    return g_fabric.poll(static_cast<moving::Queue*>(cq), most, into);
+  };
+  context->ops.request_notify = [](Cq* cq, int) {
+    g_fabric.arm(static_cast<moving::Queue*>(cq));
+    return 0;
+  };
+  context->ops.post_send = [](Qp* qp, SendWr* wr, SendWr**) {
+    return g_fabric.send(static_cast<moving::Pair*>(qp), wr);
+  };
+  context->ops.post_receive = [](Qp* qp, ReceiveWr*, ReceiveWr**) {
+    return g_fabric.receive(static_cast<moving::Pair*>(qp));
+  };
   return context;
 }
 int ibv_close_device(Context* context) {
@@ -103,9 +114,9 @@ Mr* ibv_reg_mr(Pd* pd, void* at, size_t bytes, int) {
     return nullptr;
   }
   if (g_registrations > 0) --g_registrations;
-  return new Mr{pd->context, pd, at, bytes, 0, 1, 1};
+  return g_fabric.open(pd, at, bytes);
 }
-int ibv_dereg_mr(Mr* mr) { delete mr; return 0; }
+int ibv_dereg_mr(Mr* mr) { g_fabric.close(mr); return 0; }
 Channel* ibv_create_comp_channel(Context* context) {
   return new Channel{context, eventfd(0, EFD_CLOEXEC), 0};
 }
@@ -115,28 +126,32 @@ int ibv_destroy_comp_channel(Channel* channel) {
   return 0;
 }
 Cq* ibv_create_cq(Context* context, int entries, void*, Channel* channel, int) {
-  auto* cq = new Cq{};
+  auto* cq = new moving::Queue{};
   cq->context = context;
   cq->channel = channel;
   cq->entries = entries;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_cqs[channel] = cq;
   return cq;
 }
-int ibv_destroy_cq(Cq* cq) { delete cq; return 0; }
-int ibv_get_cq_event(Channel*, Cq**, void**) { return -1; }
-void ibv_ack_cq_events(Cq*, unsigned) {}
-Qp* ibv_create_qp(Pd* pd, QpInit*) {
-  auto* qp = new Qp{};
-  qp->context = pd->context;
+int ibv_destroy_cq(Cq* cq) { delete static_cast<moving::Queue*>(cq); return 0; }
+int ibv_get_cq_event(Channel* channel, Cq** cq, void**) {
+  uint64_t count;
+  if (read(channel->fd, &count, sizeof count) < 0) return -1;
   std::lock_guard<std::mutex> lock(g_mutex);
-  qp->number = ++g_numbers;
-  return qp;
+  *cq = g_cqs.at(channel);
+  return 0;
 }
-int ibv_modify_qp(Qp*, QpAttributes* to, int which) {
+void ibv_ack_cq_events(Cq*, unsigned) {}
+Qp* ibv_create_qp(Pd* pd, QpInit* init) { return g_fabric.open(pd, *init); }
+int ibv_modify_qp(Qp* qp, QpAttributes* to, int which) {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_changes.push_back({*to, which});
-  return to->state == kReadyToReceive ? g_refused : 0;
+  if (to->state == kReadyToReceive && g_refused != 0) return g_refused;
+  g_fabric.change(static_cast<moving::Pair*>(qp), *to);
+  return 0;
 }
-int ibv_destroy_qp(Qp* qp) { delete qp; return 0; }
+int ibv_destroy_qp(Qp* qp) { g_fabric.close(static_cast<moving::Pair*>(qp)); return 0; }
 int ibv_get_async_event(Context*, AsyncEvent*) { return -1; }
 void ibv_ack_async_event(AsyncEvent*) {}
 const char* ibv_wc_status_str(int) { return "a status"; }
@@ -167,6 +182,11 @@ void test_registrations(int count) {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_registrations = count;
 }
+// Links have this delay each way, in microseconds, and this rate, in MB/s; 0: without a limit.
+void test_link(int delay, int rate) { g_fabric.link(delay, rate); }
+// The most bytes that one queue pair had under way.
+uint64_t test_under_way(void) { return g_fabric.most_under_way(); }
+uint64_t test_moved(void) { return g_fabric.moved(); }  // bytes, of all
 int test_changes(void) {
   std::lock_guard<std::mutex> lock(g_mutex);
   return static_cast<int>(g_changes.size());

@@ -65,6 +65,20 @@ class Fabric:
         """Memory can be registered so many times from now on."""
         self.library.test_registrations(count)
 
+    def link(self, delay: float, megabytes: int = 0) -> None:
+        """What moves takes `delay` seconds each way, and has so many MB/s (0: any number)."""
+        self.library.test_link(round(delay * 1e6), megabytes)
+
+    def under_way(self) -> int:
+        """The most bytes that one queue pair had under way so far."""
+        self.library.test_under_way.restype = ctypes.c_uint64
+        return int(self.library.test_under_way())
+
+    def moved(self) -> int:
+        """Bytes that have arrived so far, over all queue pairs."""
+        self.library.test_moved.restype = ctypes.c_uint64
+        return int(self.library.test_moved())
+
     def changes(self) -> list[Change]:
         """All of queue pairs so far, in order."""
         found = []
@@ -78,7 +92,7 @@ class Fabric:
 def run(body: Callable[..., Any], *args: Any) -> Any:
     """What `body(fabric, *args)` returned in a process of its own; raises what it raised."""
     versions = HERE / "symbols.map"
-    header = ENGINE / "verbs" / "verbs_abi.h"
+    reads = (versions, ENGINE / "verbs" / "verbs_abi.h", HERE / "moving.h")
     flags = f"-I{ENGINE}", f"-Wl,--version-script={versions}"
-    file = compiled(HERE / "libibverbs.cpp", "libibverbs.so.1", *flags, reads=(versions, header))
+    file = compiled(HERE / "libibverbs.cpp", "libibverbs.so.1", *flags, reads=reads)
     return run_over(file, Fabric, body, args)

@@ -124,7 +124,7 @@ def run_cases(
     made: Path, exchange: Path, names: list[str], full: bool, seconds: float,
     boot: Callable[[Path, Path, str, float], str] = boot,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Run cases of verbs_cases.py, all in one machine; guest.py's outcome of each, by name.
+    """Run cases of tests/soft_roce, all in one machine; guest.py's outcome of each, by name.
 
     If the machine freezes, a new one goes on with the case that it froze in; if a case makes it
     freeze twice, or does not end, that one has failed, and a new machine goes on with the next.
