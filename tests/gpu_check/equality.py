@@ -21,7 +21,7 @@ from gpu_check.deterministic import without
 from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
 from gpu_check.target import ALONE, CPU, FAKE, GPU, HERE, Target
-from gpu_check.trainings import Trained, train, why_not
+from gpu_check.trainings import same_bits, train, why_not
 
 SAME = ("losses", "steps", "parameters", "random", "statistics")
 QUICK = ("1f1b", "zb-h1")  # policies of a rehearsal
@@ -102,18 +102,6 @@ def _trainings(found: Result, target: Target, work: Path, deadline: Deadline, op
             f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them over the "
             f"engine and the others over {way}, has stock's parameters"
         )
-
-
-def same_bits(found: Result, what: str, stock: Trained, ours: Trained) -> bool:
-    """Whether losses, norms and parameters of two trainings are the same; else why is `found`."""
-    before = len(found.wrong)
-    for i, (theirs, mine) in enumerate(zip(stock.losses, ours.losses, strict=True)):
-        if theirs != mine:
-            found.wrong.append(f"{what}: iteration {i} has loss and norm {mine}, stock {theirs}")
-            break
-    for stage, (one, other) in enumerate(zip(stock.ranks, ours.ranks, strict=True)):
-        found.check(one["digest"] == other["digest"], f"{what}: other parameters of stage {stage}")
-    return len(found.wrong) == before
 
 
 def chosen(layout: str, target: Target) -> list[Case]:

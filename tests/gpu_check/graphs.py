@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_check.equality import same_bits
 from gpu_check.ranks import Deadline
 from gpu_check.result import Result, not_run
 from gpu_check.target import GPU, Target
-from gpu_check.trainings import train, why_not
+from gpu_check.trainings import same_bits, train, why_not
 
 
 def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.ranks import Deadline, Failed, run_command
+from gpu_check.result import Result
 from gpu_check.target import ALONE, CPU, FAKE, HERE, TESTS, Target
 
 from scripts.megatron_lm_rows import FLAGS, LINE
@@ -189,3 +190,15 @@ def _read(log: Path) -> list[dict[str, Any]]:
         data = json.loads(line)
         found.setdefault(data["number"], {}).update(data)
     return list(found.values())
+
+
+def same_bits(found: Result, what: str, stock: Trained, ours: Trained) -> bool:
+    """Whether losses, norms and parameters of two trainings are the same; else why is `found`."""
+    before = len(found.wrong)
+    for i, (theirs, mine) in enumerate(zip(stock.losses, ours.losses, strict=True)):
+        if theirs != mine:
+            found.wrong.append(f"{what}: iteration {i} has loss and norm {mine}, stock {theirs}")
+            break
+    for stage, (one, other) in enumerate(zip(stock.ranks, ours.ranks, strict=True)):
+        found.check(one["digest"] == other["digest"], f"{what}: other parameters of stage {stage}")
+    return len(found.wrong) == before
