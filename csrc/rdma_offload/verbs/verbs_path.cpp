@@ -301,7 +301,7 @@ bool VerbsPath::given_back(uint32_t slots) {
   }
   if (short_ && !open_.empty()) {
     short_ = false;
-    // Of what a round trip could carry, all of them are less than two: they were what bounded it.
+    // A round trip carries half of them or more, so they may be what bounds it, and not the link.
     const bool few = 2 * speed_.trip() >= slots_ * longest_piece;
     if (few && !asked_) wants_ = asked_ = true;
   }

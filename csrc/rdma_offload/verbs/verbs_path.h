@@ -2,8 +2,8 @@
 // granted: memory of its own, and of this connection alone. From there the payload is copied to its
 // place, and the slot is given back.
 //
-// Slots bound what is under way. Over a long link these of the beginning would: a sender that has used
-// all of them, and could have filled them more than once in a round trip, asks for as many again.
+// Slots bound what is under way. Over a long link those of the beginning are too few: a sender that has
+// used all of them, and has seen a round trip carry half as much or more, asks for as many again.
 //
 // Beside it stays the TCP connection over which both have found each other: it ends with the process
 // at the other end, which says over it why it gives the path up.
