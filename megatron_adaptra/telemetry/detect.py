@@ -26,10 +26,12 @@ class DelayChart:
         floor: seconds below which a change means nothing, whatever a stage takes.
         lasting: delays in a row that are out to one side, and so confirm a change even where they
             do not agree: then their median counts. 0: however many there are, they have to agree.
+        threshold: seconds from which on, to either side of 0, a delay means something whatever the
+            level is. A change that crosses it counts from half of it on. 0: there is none.
     """
 
-    def __init__(self, floor: float = 0.0, lasting: int = 0) -> None:
-        self.floor = floor
+    def __init__(self, floor: float = 0.0, lasting: int = 0, threshold: float = 0.0) -> None:
+        self.floor, self.threshold = floor, threshold
         self._run: deque[float] = deque(maxlen=lasting)  # those in a row that are out to one side
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
@@ -76,8 +78,7 @@ class DelayChart:
         # No less than what means nothing now: a stage may have been slower when it was learned.
         spread = max(self._deviation, 0.05 * self.level, 0.05 * stage_seconds, 1e-6)
         width = LIMIT * math.hypot(spread * math.sqrt(LAMBDA / (2 - LAMBDA)), uncertain)
-        change = abs(delay - self.level)
-        out = abs(self._average - self.level) > width and self._material(change, stage_seconds)
+        out = abs(self._average - self.level) > width and self._material(delay, stage_seconds)
         self.alarm = out
         self._recent.append((delay, out))
         if not out or (self._run and (self._run[-1] > self.level) != (delay > self.level)):
@@ -126,7 +127,7 @@ class DelayChart:
         """Take the delay of now, planned for, as normal. `stage_seconds`: see `update`."""
         if self.level is None:
             return
-        if not self._material(abs(self.estimate - self.level), stage_seconds):
+        if not self._material(self.estimate, stage_seconds):
             return
         self._calm = [s for s in self.outside[1:] if self._agrees(s, self.estimate)] or [
             self.estimate
@@ -141,8 +142,13 @@ class DelayChart:
         self._calm, self._deviation = [level], 0.0
         self.level = self.estimate = self._average = level
 
-    def _material(self, change: float, stage_seconds: float) -> bool:
+    def _material(self, delay: float, stage_seconds: float) -> bool:
+        """Whether a `delay` differs from the level by so much that it means something."""
         assert self.level is not None
+        change = abs(delay - self.level)
+        crosses = (abs(self.level) < self.threshold) != (abs(delay) < self.threshold)
+        if crosses and change >= self.threshold / 2:
+            return True
         return change >= max(RELATIVE * self.level, ABSOLUTE * stage_seconds, self.floor)
 
     def _agrees(self, sample: float, new: float) -> bool:

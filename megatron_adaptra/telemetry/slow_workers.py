@@ -28,7 +28,7 @@ LASTING = 6  # iterations in a row out of a chart that show a slow worker, howev
 TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
 _LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense, whose ratios may be infinite
 # Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
-# from ABSOLUTE of this on.
+# from ABSOLUTE of this on, and from half of that where a worker gets to be SLOW or no longer is.
 _UNIT = math.log(SLOW) / ABSOLUTE
 _NOISE = math.log(SLOW) / 2  # a stage that moves by less is followed, but by its normal alone
 
@@ -52,7 +52,10 @@ class SlowWorkers:
         if replicas < 2:
             raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
         self._stages, self._workers = stages, stages * replicas
-        self.charts = {worker: DelayChart(lasting=LASTING) for worker in range(self._workers)}
+        self.charts = {
+            worker: DelayChart(lasting=LASTING, threshold=math.log(SLOW))
+            for worker in range(self._workers)
+        }
         self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
         self._confirmed: set[int] = set()  # ... and whose were confirmed again
