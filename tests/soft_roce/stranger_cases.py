@@ -78,20 +78,54 @@ def _connected_first_record(fixture: RankFixture) -> str:
     return _first_record(fixture)
 
 
-def _writes_too_much(rendezvous: Any, pipe: Any) -> str:
-    from soft_roce.verbs_peer import ALIVE, DATA, LONGEST, Stranger, frame
+def _more_than_a_slot(me: Any, wire: Any) -> None:
+    data = wire.frame(wire.DATA, 1, bytes(wire.LONGEST), total=wire.LONGEST, tag=7)
+    me.write(*[wire.frame(wire.ALIVE, 0)] * 16, data)  # each is as it should be; one is too many
 
-    me = Stranger(rendezvous, 1, 0, "rail0b")
-    pipe.recv()  # before it, the other rank may still look for a path, and would find none
-    data = frame(DATA, 1, bytes(LONGEST), total=LONGEST, tag=7)
-    me.write(*[frame(ALIVE, 0)] * 16, data)  # each is as it should be, and there is one too many
+
+def _slots_unasked(me: Any, wire: Any) -> None:
+    more = {"total": 16, "offset": me.slots.buf, "tag": me.slots.rkey}
+    me.write(wire.frame(wire.MORE, 0, **more))
+
+
+def _no_such_slot(me: Any, wire: Any) -> None:
+    number, address, key = me.free_there[0]
+    me.free_there[0] = number + me.granted, address, key  # the next one, had more been granted
+    me.write(wire.frame(wire.ALIVE, 0))
+
+
+def _too_many_back(me: Any, _: Any) -> None:
+    me.free += 1000
+    me.write()
+
+
+def _cut(me: Any, wire: Any) -> None:
+    me.write(wire.frame(wire.DATA, 1, bytes(100), total=100, tag=7)[:-1])
+
+
+BREAKS = {  # against the protocol, and the reason that the other side has in its record
+    _more_than_a_slot: "a write of more than a slot",
+    _slots_unasked: "slots that were not asked for",
+    _no_such_slot: "a write to a slot that there is not",
+    _too_many_back: "more slots came back than were used",
+    _cut: "a frame that is cut",
+}
+
+
+def _breaks(rendezvous: Any, pipe: Any) -> str:
+    from soft_roce import verbs_peer
+
+    me = verbs_peer.Stranger(rendezvous, 1, 0, "rail0b")
+    breaks = list(BREAKS)[pipe.recv()]  # before it, the other rank may still look for a path
+    breaks(me, verbs_peer)
     me.connection.settimeout(60)
     return me.connection.recv(200).decode()
 
 
 @case
-def a_write_of_more_than_a_slot_ends_the_path() -> None:
-    with Pair(_connected_first_record, rails=1, fallback=False, stranger=_writes_too_much) as pair:
-        assert pair.report(0) == "connected"
-        pair.send(1, "go on")
-        assert set(results(pair)) == {"a write of more than a slot"}
+def each_break_of_the_protocol_ends_the_path_and_has_its_reason() -> None:
+    for number, why in enumerate(BREAKS.values()):
+        with Pair(_connected_first_record, rails=1, fallback=False, stranger=_breaks) as pair:
+            assert pair.report(0) == "connected"
+            pair.send(1, number)
+            assert set(results(pair)) == {why}
