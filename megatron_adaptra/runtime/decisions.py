@@ -250,6 +250,7 @@ def why_swap(
     current: Plan,
     plan: Plan,
     back: bool,
+    native: Conditions | None = None,
 ) -> str:
     """The decision in one sentence, for people.
 
@@ -259,15 +260,13 @@ def why_swap(
         current: what is in force.
         plan: what comes.
         back: whether that is the one without any slow link.
+        native: what they are now for Megatron's own messages, where these are in use.
     """
-    links = _changes(before, conditions)
+    links = _changes(before, conditions, native)
     if back:
         return f"{links}: {what_back(current, plan)}"
-    remedies = ["its messages leave the GPU's queue"] if current.schedule.stock else []
-    if not remedies or current.schedule.warmup != plan.schedule.warmup:
-        remedies.append("a deeper warmup hides it")
     rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
-    return f"{links}: {', and '.join(remedies)}{rest} ({warmups(current, plan)})"
+    return f"{links}: {_remedies(current, plan)}{rest} ({warmups(current, plan)})"
 
 
 def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
@@ -285,13 +284,49 @@ def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) ->
     return f"{text}; {out_of_bandwidth(conditions)}" if full else text
 
 
-def _changes(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
+def why_leave(
+    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
+) -> str:
+    """The decision in one sentence, where it has turned out what Megatron's own messages cost.
+
+    Args:
+        link: where most of it is spent.
+        conditions, native, current, plan: see `why_swap`.
+    """
+    return (
+        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms, most on "
+        f"link {_change(link, conditions, native)}: {_remedies(current, plan)} "
+        f"({warmups(current, plan)})"
+    )
+
+
+def _remedies(current: Plan, plan: Plan) -> str:
+    found = ["its messages leave the GPU's queue"] if current.schedule.stock else []
+    if not found or current.schedule.warmup != plan.schedule.warmup:
+        found.append("a deeper warmup hides it")
+    return ", and ".join(found)
+
+
+def _changes(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    native: Conditions | None = None,
+) -> str:
     links = ", ".join(
-        f"{a}->{b} takes {link_in_words(conditions, (a, b))}, "
+        f"{_change(link, conditions, native)}, "
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
-        for (a, b), old in before.items()
+        for link, old in before.items()
     )
     return f"link {links}"
+
+
+def _change(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
+    takes = link_in_words(conditions, link)
+    if native is not None:
+        theirs = native.message_seconds(*link)
+        if theirs >= 2 * conditions.message_seconds(*link):
+            takes = f"{1e3 * theirs:.3g} ms for Megatron's messages, for ours {takes}"
+    return f"{link[0]}->{link[1]} takes {takes}"
 
 
 def what_back(current: Plan, start: Plan) -> str:

@@ -17,7 +17,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, PipelineChange
-from megatron_adaptra.runtime.decisions import warmups, what_back, why_none, why_swap
+from megatron_adaptra.runtime.decisions import warmups, what_back, why_leave, why_none, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -115,7 +115,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         if self._trials.blocks(plan.schedule, self._iteration):
             self._paths = before
             return None
-        why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
+        why = self._why_swap(before, conditions, current, plan)
         return Change(
             why, plan, current, conditions, time.perf_counter() - began, before, retry=True
         )
@@ -143,7 +143,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         if not self.rule.worth(plan, current, eased=False):
             return None
-        why = why_swap(before, c, current, plan, back=plan.schedule is self._start)
+        why = self._why_swap(before, c, current, plan)
         return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
 
     def _reconsider(self) -> PipelineChange | None:
@@ -162,9 +162,16 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased=False):
             return None
-        worst = max(conditions.links, key=lambda link: conditions.message_seconds(*link))
-        why = why_swap({worst: 0.0}, conditions, current, plan, back=False)
+        native = self.estimator.conditions(native=True)
+        worst = max(native.links, key=lambda link: native.message_seconds(*link))
+        why = why_leave(worst, conditions, native, current, plan)
         return Change(why, plan, current, conditions, links={worst: 0.0})
+
+    def _why_swap(
+        self, before: Mapping[Path, float], conditions: Conditions, current: Plan, plan: Plan
+    ) -> str:
+        native = self.estimator.conditions(native=True) if self._in_force.stock else None
+        return why_swap(before, conditions, current, plan, plan.schedule is self._start, native)
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""

@@ -122,6 +122,40 @@ def asynchronous(cuda: Library) -> Any:
     return {"early": early, "late": values(at)}
 
 
+def eager(cuda: Library) -> Any:
+    """Small sends are over before their receives are posted; a larger one is not."""
+    comm, s = communicator(cuda, SIZE, RANK, RANK, NAME), stream(cuda)
+    own, out, large = filled(cuda, RANK + 1.0), memory(cuda), 2 * COUNT
+    exchange(cuda, comm, s, own, out)  # connects
+    cuda.cudaStreamSynchronize(s)
+    found = []
+    for turn in range(3):
+        small, whole = [[10.0 * turn + n for n in range(3)], [10.0 * turn + 5]]
+        if RANK == 0:
+            for value in small:
+                cuda.ncclSend(filled(cuda, value), COUNT, FLOAT32, 1, comm, s)
+            cuda.cudaStreamSynchronize(s)
+        split(cuda, comm, -1, 0)  # all come together, by sockets of the hosts
+        if RANK == 0:
+            cuda.ncclSend(filled(cuda, whole[0], large), large, FLOAT32, 1, comm, s)
+            over = cuda.cudaStreamQuery(s, allowed=(600,))
+            split(cuda, comm, -1, 0)
+            got = [over]
+        else:
+            into = [memory(cuda) for _ in small] + [memory(cuda, large)]
+            split(cuda, comm, -1, 0)
+            for at in into[:-1]:
+                cuda.ncclRecv(at, COUNT, FLOAT32, 0, comm, s)
+            cuda.ncclRecv(into[-1], large, FLOAT32, 0, comm, s)
+            cuda.cudaStreamSynchronize(s)
+            got = [values(at) for at in into[:-1]] + [values(into[-1], large)]
+        exchange(cuda, comm, s, own, out)
+        cuda.ncclAllReduce(out, out, COUNT, FLOAT32, SUM, comm, s)
+        cuda.cudaStreamSynchronize(s)
+        found.append([*got, values(out)])
+    return found
+
+
 def elapsed_of(cuda: Library, begin: int, end: int) -> float:
     return float(cuda.made("cudaEventElapsedTime", begin, end, into=ctypes.c_float)) / 1e3
 

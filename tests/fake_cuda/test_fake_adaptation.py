@@ -29,14 +29,20 @@ IN_BETWEEN = (
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "pp2": ((), {}, "0-1"),
     "pp4": ((), {"pipeline": 4}, "0-1"),
+    # As NCCL's that fit into its buffers: they end whether or not their receives are posted.
+    "early sends": ((), {"pipeline": 4, "nccl-eager": 1 << 20}, "0-1"),
     "pp2 x dp2": (DISTRIBUTED, {"ranks": 4}, "0-2;1-3"),
     "chunks": (CHUNKS, {}, "0-1"),
     "in between": (IN_BETWEEN, {}, "0-1"),
     # Ours take milliseconds to leave the device and to come in, on a healed link, too.
-    "large messages": ((), {"payload": 500, "to-host-gbps": 1, "to-device-gbps": 2}, "0-1"),
+    "large messages": (
+        (),
+        {"payload": 500, "to-host-gbps": 1, "to-device-gbps": 2, "pin-gbps": 2},
+        "0-1",
+    ),
 }
 BY_DEFAULT = {
-    ("pp2", "executor", 1), ("pp4", "native", 32), ("pp2 x dp2", "native", 32),
+    ("pp2", "executor", 1), ("early sends", "native", 32), ("pp2 x dp2", "native", 32),
     ("chunks", "native", 1), ("in between", "native", 1),
 }  # fmt: skip
 

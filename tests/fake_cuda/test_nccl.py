@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_runs import first_report, run_script
 from patience import in_some_run
 
@@ -18,8 +19,9 @@ def scenario(name: str, ranks: int, **options: Any) -> list[Any]:
     return run_script("nccl_script.py", name, ranks=ranks, **options)
 
 
-def test_every_operation_moves_and_adds_the_right_values() -> None:
-    for rank, found in enumerate(scenario("results", ranks=4)):
+@pytest.mark.parametrize("eager", [0, 1 << 20])
+def test_every_operation_moves_and_adds_the_right_values(eager: int) -> None:
+    for rank, found in enumerate(scenario("results", ranks=4, nccl_eager=eager)):
         assert found == {
             "sum": [10.0], "max": [4.0], "min": [1.0], "average": [2.5],
             "one value in place": [10.0, rank + 1.0],
@@ -54,6 +56,14 @@ def test_a_send_waits_for_its_receive_on_the_stream_and_not_on_the_host() -> Non
             yield {"launched": sender["launched"]}
 
     soonest(runs(), {"launched": 0.25})
+
+
+def test_small_sends_end_before_their_receives_and_are_received_in_order() -> None:
+    """As NCCL's, which fit into its buffers. Between and after them nothing else is disturbed."""
+    sender, receiver = scenario("eager", ranks=2, nccl_eager=4000)
+    assert sender == [[600, [3.0]]] * 3
+    for turn, row in enumerate(receiver):
+        assert row == [[10.0 * turn + n] for n in (0, 1, 2, 5)] + [[3.0]]
 
 
 # Seconds, per state of the links: a message to device 1 and to 2, an all-reduce, an all-gather. A

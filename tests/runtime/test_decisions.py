@@ -25,6 +25,7 @@ from megatron_adaptra.runtime.decisions import (
     LinkChange,
     LinkEnd,
     sentence,
+    why_leave,
     why_none,
     why_swap,
 )
@@ -206,3 +207,19 @@ def test_messages_that_leave_the_queue_without_a_deeper_warmup() -> None:
     assert text.endswith(f": {leave} (warmup 2,1 -> 2,1)")
     assert f"{leave}, and a deeper warmup hides it (" in why_swap(before, job, stock, deeper, False)
     assert ": a deeper warmup hides it (" in why_swap(before, job, same, deeper, False)
+
+
+def test_a_link_that_is_slow_for_megatrons_messages_alone_has_both_times() -> None:
+    ours, theirs = ({(0, 1): LinkState(seconds)} for seconds in (0.001, 0.08))
+    job = Conditions(8, (0.01, 0.01), (0.01, 0.01), (0.01, 0.01), ours)
+    plan, native = make_plan(job, "1f1b"), replace(job, links=theirs)
+    stock = replace(plan, schedule=replace(plan.schedule, policy=STOCK), extra=0.3)
+    both = "0->1 takes 80 ms for Megatron's messages, for ours 1 ms"
+    leave = ": its messages leave the GPU's queue (warmup 2,1 -> 2,1)"
+    text = why_swap({(0, 1): 0.0005}, job, stock, plan, False, native)
+    assert text == f"link {both}, before 0.5 ms{leave}"
+    assert why_leave((0, 1), job, native, stock, plan) == (
+        f"Megatron's own messages hold up an iteration by 300 ms, most on link {both}{leave}"
+    )
+    alike = why_swap({(0, 1): 0.0005}, job, stock, plan, False, replace(job))
+    assert alike == f"link 0->1 takes 1 ms, before 0.5 ms{leave}"

@@ -70,6 +70,8 @@ def test_a_link_that_is_slow_for_megatrons_messages_alone_is_left_to_ours(tmp_pa
     """And not tried again at once: nobody can see how it does meanwhile."""
     run = drive(tmp_path / "log", lambda i: {}, 60, theirs=lambda i: SLOW, paced=True)
     assert [stock for stock, _ in modes(run.ran[0])] == [True, False]
+    (into,) = committed(tmp_path / "log")
+    assert "takes 40 ms for Megatron's messages, for ours " in into["why"]
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.004])

@@ -1,11 +1,13 @@
 #include "memory.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
 #include <sys/mman.h>
+#include <thread>
 
 #include "accounts.hpp"
 #include "options.hpp"
@@ -36,6 +38,12 @@ size_t page_up(size_t bytes) { return std::max<size_t>(4096, (bytes + 4095) / 40
 char* map_pages(size_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return at == MAP_FAILED ? nullptr : (char*)at;
+}
+
+// A real driver locks each page into memory, and holds up the thread that asks for it.
+void take_time_to_pin(size_t bytes) {
+  const double rate = options().pin_rate;
+  if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(options().payload * (double)bytes / rate));
 }
 
 }  // namespace
@@ -83,6 +91,7 @@ Result free_device(void* p) {
 }
 
 Result allocate_pinned(int device, size_t bytes, void** out) {
+  take_time_to_pin(bytes);
   Memory& all = memory();
   Lock lock(all.mutex);
   const size_t size = page_up(bytes);
@@ -110,6 +119,7 @@ Result free_pinned(void* p) {
 }
 
 Result pin(int device, void* p, size_t bytes) {
+  take_time_to_pin(bytes);
   Memory& all = memory();
   Lock lock(all.mutex);
   if (!p || !bytes) return Result::invalid;

@@ -16,9 +16,16 @@ struct Note {  // between the hosts, beside the data
   int32_t kind, a, b, c;
 };
 
+struct Early {  // a message that came before its receive was posted
+  uint32_t kind;
+  double sent;
+  std::vector<char> bytes;
+};
+
 struct Peer {
   int data = -1, control = -1, device = -1;
-  int credits = 0;             // receives of the peer's that nothing has been sent for
+  int credits = 0;             // receives of the peer's that nothing has been sent for, less what was sent without one
+  std::deque<Early> early = {};
   std::deque<Note> notes = {}; // come, and not yet waited for
 };
 
@@ -27,6 +34,7 @@ struct Message {
   char* at;
   size_t bytes;
   uint32_t kind;
+  bool eager = false;  // it leaves without a receive
 };
 
 class Wire {
@@ -34,8 +42,8 @@ class Wire {
   // Connects to all others. Empty if all came within the seconds; else what went wrong.
   std::string open(const std::string& id, int rank, int size, int device, double seconds);
 
-  // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, and
-  // arrives when its link lets it; `arrived` is then called with its place among the receives of its peer, and says
+  // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, an eager
+  // one at once, as far as the socket has room; it arrives when its link lets it; `arrived` is then called with its place among the receives of its peer, and says
   // what is to be sent because of it. Blocks. False if aborted.
   using Arrived = std::function<std::vector<Message>(size_t)>;
   bool exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived = {});

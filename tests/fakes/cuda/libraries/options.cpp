@@ -40,11 +40,13 @@ Options* read() {
   const double both_ways = number("FAKE_CUDA_COPY_GBPS", 20);
   o->to_host_rate = number("FAKE_CUDA_TO_HOST_GBPS", both_ways) * 1e9;
   o->to_device_rate = number("FAKE_CUDA_TO_DEVICE_GBPS", both_ways) * 1e9;
+  o->pin_rate = number("FAKE_CUDA_PIN_GBPS", 0) * 1e9;
   o->payload = number("FAKE_CUDA_PAYLOAD", 1);
   o->clock_ppm = number("FAKE_CUDA_CLOCK_PPM", 0, -1e5);
   o->free_waits = number("FAKE_CUDA_FREE_WAITS", 1) != 0;
   o->lazy_loading = number("FAKE_CUDA_LAZY_LOADING", 0) != 0;
   o->nccl_holds = number("FAKE_CUDA_NCCL_HOLDS", 1) != 0;
+  o->nccl_eager = (size_t)number("FAKE_CUDA_NCCL_EAGER", 0);
   o->nccl_lazy = number("FAKE_CUDA_NCCL_LAZY", 1) != 0;
   o->nccl_seconds = number("FAKE_CUDA_NCCL_INIT_S", 600);
   o->stall_seconds = number("FAKE_CUDA_STALL_S", 10);
