@@ -109,7 +109,7 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
         yield warn(what, says, "unset NCCL_IB_DISABLE")
         return []
     try:
-        rails = chosen(ports, os.environ)
+        rails = list(dict.fromkeys(chosen(ports, os.environ)))  # one of each port
     except BadInput as error:
         yield fail(what, line_of(error), f"unset {error.field}")
         return []

@@ -50,10 +50,15 @@ def speed_beside_perftest() -> str:
 
 @case
 def the_better_way_over_a_long_link() -> str:
-    """64 MiB over a rail alone, over TCP alone, and over what the engine chooses, in turns."""
+    """64 MiB over a rail alone, over TCP alone, and over what the engine chooses, in turns.
+
+    Software RDMA leaves a queue pair 512 KiB that are not acknowledged, so that several carry more.
+    """
     found = {}
     for delay in (20, 40):
-        rail, tcp, chosen = over_a_long_link(delay, 7 if Size.full else 3)
-        found[f"{delay} ms each way"] = f"rail {rail:.2f} s, TCP {tcp:.2f} s, chosen {chosen:.2f} s"
-        assert chosen < 1.2 * min(rail, tcp), found
+        took = over_a_long_link(delay, 7 if Size.full else 3)
+        words = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in took.items())
+        found[f"{delay} ms each way"] = words
+        assert took["chosen"] < 1.2 * min(took["rail"], took["TCP"]), found
+        assert took["8 queue pairs"] < 0.8 * took["rail"], found
     return str(found)

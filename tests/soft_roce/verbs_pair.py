@@ -15,11 +15,13 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.transport.engine import endpoint as endpoints
+from megatron_adaptra.transport.engine import listener
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
@@ -116,14 +118,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Pair:
     """Runs `body(fixture, *args)` on both ranks; they can be killed one by one.
 
-    `rails`: how many they use. `fallback`, `timeout`: of their endpoints. `stranger`: what runs as
-    rank 1 instead of an endpoint, with the rendezvous and the pipe of `send`. `at_once`: rails are
-    opened before the body runs.
+    `rails`: how many they use, with so many `connections` each. `fallback`, `timeout`: of their
+    endpoints. `stranger`: what runs as rank 1 instead of an endpoint, with the rendezvous and the
+    pipe of `send`. `at_once`: rails are opened before the body runs.
     """
 
     def __init__(
         self, body: Callable[..., Any], *args: Any, rails: int = RAILS, fallback: bool = True,
         timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None, at_once: bool = True,
+        connections: int = 1,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = FolderRendezvous(Path(self._folder.name))
@@ -132,11 +135,12 @@ class Pair:
             mine, theirs = _processes.Pipe()
             # No rail that fails here is found by its silence, and a busy host keeps the whole
             # machine silent for longer than the engine's limit.
+            variables = {"NCCL_IB_QPS_PER_CONNECTION": str(connections)}
             options = {
                 "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
                 "silence": PATIENCE,
             }  # fmt: skip
-            job = (theirs, rank, rails, rendezvous, options, at_once, body, args)
+            job = (theirs, rank, rails, variables, rendezvous, options, at_once, body, args)
             target: Callable[..., Any] = _rank
             if rank == 1 and stranger is not None:
                 target, job = _stranger, (theirs, stranger, rendezvous)
@@ -184,6 +188,7 @@ def _rank(
     pipe: Any,
     rank: int,
     rails: int,
+    variables: Mapping[str, str],
     rendezvous: FolderRendezvous,
     options: Any,
     at_once: bool,
@@ -191,11 +196,13 @@ def _rank(
     args: Any,
 ) -> None:
     try:
+        # A busy host gives the machine a fraction of a core: no call is given up for that.
+        listener.PATIENCE = endpoints._DIAL = PATIENCE / 2
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
-        os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
+        os.environ |= {"NCCL_IB_HCA": "=" + ",".join(names), **variables}
         options = options if rails else options | {"ports": []}
         endpoint = Endpoint(rank, "127.0.0.1", rendezvous=rendezvous, **options)
-        endpoint.connect([1 - rank])
+        endpoint.connect([1 - rank], PATIENCE)
         if at_once:
             endpoint.open_rails(1 - rank)
         result = body(RankFixture(rank, endpoint, pipe), *args)

@@ -89,23 +89,31 @@ def compare(size: int, turns: int) -> tuple[float, float, float]:
     return statistics.median(ours[1:]), statistics.median(theirs[1:]), statistics.median(ratios)
 
 
-def over_a_long_link(delay: int, turns: int) -> tuple[float, float, float]:
-    """Seconds of 64 MiB, medians: over one rail, over TCP, and with both there.
+def over_a_long_link(delay: int, turns: int, rate: int = 0) -> dict[str, float]:
+    """Seconds of 64 MiB, medians, by way: over one rail, over TCP, and with both there.
 
-    `delay`: ms each way, of the rail's link and of the machine's own.
+    `delay`: ms each way, of the rail's link and of the machine's own; `rate`: of both, MB/s, 0: as
+    fast as it gets.
     """
     size, nets = 64 * MIB, ["lo", *(f"net0{end}" for end in ENDS)]
-    ways = {(1, False): 1, (0, True): PATHS - RAILS, (1, True): PATHS - 1}
+    tcp = PATHS - RAILS
+    ways: dict[str, tuple[int, dict[str, Any]]] = {
+        "rail": (1, {"rails": 1, "fallback": False}),
+        "8 queue pairs": (8, {"rails": 1, "fallback": False, "connections": 8}),
+        "TCP": (tcp, {"rails": 0}),
+        "chosen": (1 + tcp, {"rails": 1}),
+    }
+    limit = f" rate {8 * rate}mbit" if rate else ""
     with contextlib.ExitStack() as stack:
         pairs = [
-            stack.enter_context(Pair(rounds, size, 1, paths, rails=rails, fallback=fallback))
-            for (rails, fallback), paths in ways.items()
+            stack.enter_context(Pair(rounds, size, 1, paths, **options))
+            for paths, options in ways.values()
         ]
         for pair in pairs:
             for rank in range(2):
                 assert pair.report(rank) == "ready"
         for net in nets:
-            words = f"tc qdisc replace dev {net} root netem limit 100000 delay {delay}ms"
+            words = f"tc qdisc replace dev {net} root netem limit 100000 delay {delay}ms{limit}"
             stack.callback(subprocess.run, f"tc qdisc del dev {net} root".split(), check=True)
             subprocess.run(words.split(), check=True)
         took: list[list[float]] = [[] for _ in pairs]
@@ -118,5 +126,4 @@ def over_a_long_link(delay: int, turns: int) -> tuple[float, float, float]:
         for pair in pairs:
             for rank in range(2):
                 pair.send(rank, "end")
-    rail, tcp, chosen = (statistics.median(seconds[2:]) for seconds in took)
-    return rail, tcp, chosen
+    return {way: statistics.median(seconds[2:]) for way, seconds in zip(ways, took, strict=True)}

@@ -183,9 +183,9 @@ def sizes(fabric: Fabric) -> list[str]:
     refused = []
     for network, bits in ((b"x" * 15, 8), (b"x" * 16, 129), (b"x" * 16, -1)):
         with pytest.raises(ValueError, match=r"bytes and .* bits") as why:
-            engine.open_verbs(0, "made_up0", 1, -1, 0, 0, network, bits, 0, 0, 0, 16, 6)
+            engine.open_verbs(0, "made_up0", 1, -1, 0, 0, network, bits, 0, 0, 0, 16, 6, 1)
         refused.append(str(why.value))
-    engine.open_verbs(0, "made_up0", 1, -1, *ANY.words, 0, 0, 0, 16, 6)
+    engine.open_verbs(0, "made_up0", 1, -1, *ANY.words, 0, 0, 0, 16, 6, 1)
     engine.close("the test is over")
     return refused
 

@@ -44,6 +44,14 @@ def test_ports_are_chosen_by_name(words: str, names: str) -> None:
     assert " ".join(f"{rail.device}:{rail.port}" for rail in rails) == names
 
 
+def test_a_port_with_several_connections_stands_after_all_others_again() -> None:
+    """So two ranks that have different numbers of them connect the same ports."""
+    environ = {"NCCL_IB_HCA": "=mlx5_1:2,mlx5_0", "NCCL_IB_QPS_PER_CONNECTION": "3"}
+    rails = chosen(PORTS, environ)
+    assert [str(rail) for rail in rails] == ["mlx5_1:2", "mlx5_0:1"] * 3
+    assert {rail.service.connections for rail in rails} == {3}
+
+
 def test_the_address_is_the_best_one_unless_it_is_named() -> None:
     assert chosen(PORTS[:1], {}) == [Rail("mlx5_10", 1, -1)]
     assert chosen(PORTS[:1], {"NCCL_IB_GID_INDEX": "3"}) == [Rail("mlx5_10", 1, 3)]

@@ -25,10 +25,13 @@ def part(number: int) -> bytes:
 
 
 @contextmanager
-def connected(fabric: Fabric, *, tcp: bool = False) -> Iterator[Pair]:
-    """Both ends of a rail, as two peers of an engine; with a connection of TCP beside it or not."""
+def connected(fabric: Fabric, *, tcp: bool = False, of: int = 1) -> Iterator[Pair]:
+    """Both ends of a rail, as two peers of an engine; with a connection of TCP beside it or not.
+
+    `of`: how many connections share the port's memory. This one is alone all the same.
+    """
     put(fabric, {0: (IPV4, 2)}, {0: (IPV4, 2)})
-    pair = Pair({})
+    pair = Pair({"NCCL_IB_QPS_PER_CONNECTION": str(of)})
     ends = pair.opened(0), pair.opened(1)
     ends[0].connect(ends[1].card())
     ends[1].connect(ends[0].card())
@@ -72,9 +75,9 @@ class Blocks:
                 assert ctypes.string_at(self.targets[n].address, size) == part(n)[:size]
 
 
-def _grown(fabric: Fabric, delay: float, rate: int) -> int:
+def _grown(fabric: Fabric, delay: float, rate: int, of: int = 1) -> int:
     fabric.link(delay, rate)
-    with connected(fabric) as pair:
+    with connected(fabric, of=of) as pair:
         Blocks(pair).carry(3)
     return fabric.under_way()
 
@@ -82,6 +85,13 @@ def _grown(fabric: Fabric, delay: float, rate: int) -> int:
 def test_what_is_under_way_grows_with_a_long_link() -> None:
     """0.1 s each way and 400 MB/s hold 80 MB; at first 8 MiB may be under way."""
     assert run(_grown, 0.1, 400) > 2 * SLOTS
+
+
+def test_connections_of_one_port_share_its_memory() -> None:
+    """Of four each begins with 2 MiB, and has 16 MiB at most."""
+    assert run(_grown, 0.001, 100, 4) < SLOTS / 4 + MIB
+    assert SLOTS < run(_grown, 0.1, 400, 4) < 2 * SLOTS + MIB
+    assert run(_grown, 0.001, 100, 128) <= 8 * (128 << 10) + MIB / 2
 
 
 def test_a_thin_link_holds_little() -> None:

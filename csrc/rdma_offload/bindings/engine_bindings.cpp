@@ -83,11 +83,11 @@ void bind_engine(py::module_& m) {
       .def("open_verbs",
            [](Engine& engine, int rank, const std::string& device, int port, int gid, int family,
               int version, const py::bytes& network, int bits, uint8_t traffic_class, uint8_t level,
-              uint16_t partition, uint8_t timeout, uint8_t retries) {
+              uint16_t partition, uint8_t timeout, uint8_t retries, uint32_t connections) {
              const VerbsChoice which = choice(family, version, network, bits);
              py::gil_scoped_release release;
              return engine.open_verbs(rank, device, port, gid, which,
-                                      {traffic_class, level, partition, timeout, retries});
+                                      {traffic_class, level, partition, timeout, retries, connections});
            })
       .def("add_verbs",
            [](Engine& engine, int rank, const std::shared_ptr<VerbsPath>& path, int socket,

@@ -17,10 +17,9 @@ constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
 constexpr uint32_t kHeaders = 16;       // of frames in a slot
 constexpr uint32_t kSlots = 64;         // at first: 8 MiB
 constexpr uint32_t kMostSlots = 512;    // over a long link: 64 MiB
+constexpr uint32_t kFewest = 8;         // of each connection, where a port has several to one peer
 constexpr uint32_t kGifts = 8;          // writes that only give slots back, at most
-constexpr uint32_t kGift = kSlots / 4;  // slots that are given back together
 constexpr uint32_t kSignals = 32;       // of so many writes one says that it is over
-constexpr uint32_t kWrites = kMostSlots + 2 * kSignals;
 constexpr uint32_t kInline = 128;
 constexpr Nanoseconds kSlow = 20000;    // more than a thread needs to wake up
 constexpr int kTurn = 64;               // completions before others have their turn
@@ -34,6 +33,20 @@ constexpr size_t kWords = 200;          // bytes of why the other side gave up
 
 }  // namespace
 
+namespace {
+
+uint32_t share(uint32_t slots, uint32_t connections) {
+  return std::max(slots / std::max(1u, connections), kFewest);
+}
+
+VerbsSizes sizes(uint64_t slot, uint32_t connections) {
+  const uint32_t most = share(kMostSlots, connections), writes = most + 2 * kSignals;
+  return {share(kSlots, connections), most, slot, writes + kGifts, kHeaders * sizeof(Header),
+          most + kGifts, kInline};
+}
+
+}  // namespace
+
 uint64_t VerbsPath::longest(uint64_t piece) { return std::min(piece, kPiece); }
 
 VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, const VerbsChoice& which,
@@ -42,9 +55,9 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, con
       loop_(loop),
       sink_(std::move(sink)),
       slot_(kHeaders * sizeof(Header) + longest_piece),
-      qp_(std::move(device), port, gid, which, service,
-          {kSlots, kMostSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header),
-           kMostSlots + kGifts, kInline}) {}
+      gift_(share(kSlots, service.connections) / 4),
+      writes_at_once_(share(kMostSlots, service.connections) + 2 * kSignals),
+      qp_(std::move(device), port, gid, which, service, sizes(slot_, service.connections)) {}
 
 void VerbsPath::connect(const std::string& card) {
   qp_.connect(card);
@@ -87,7 +100,7 @@ void VerbsPath::start(Owned socket) {
 }
 
 bool VerbsPath::has_room() const {
-  return !closed_ && (!open_.empty() || gathered_ > 0) && posted_ - completed_ < kWrites;
+  return !closed_ && (!open_.empty() || gathered_ > 0) && posted_ - completed_ < writes_at_once_;
 }
 
 bool VerbsPath::takes() const {
@@ -374,7 +387,7 @@ void VerbsPath::offer() {
 }
 
 void VerbsPath::give() {
-  if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) write_gathered();
+  if (free_ >= gift_ && posted_ - completed_ < writes_at_once_ + kGifts) write_gathered();
 }
 
 std::string VerbsPath::words(int status) const {

@@ -33,6 +33,7 @@ struct VerbsService {
   // What is not acknowledged within 4.096 us * 2^timeout goes again, `retries` times at most. With
   // these, 0.27 s and 7 tries, a path fails after two to eight seconds, depending on the device.
   uint8_t timeout = 16, retries = 6;
+  uint32_t connections = 1;    // of the port to the same peer: they share its slots
 };
 
 class VerbsQp {

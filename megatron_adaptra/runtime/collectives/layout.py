@@ -44,9 +44,9 @@ class Layout:
     """What `rank` does with a buffer of so many `elements` under `plan`.
 
     `steps`: in order, without those of empty pieces; the first `ready` of them are sends that need
-    nobody's part. `receives`: what can be posted from the start
-    on; from each source in the order in which it sends, as a transport may hand messages over in
-    the order in which their receives were posted. `staged`: elements of memory beside the buffer.
+    nobody's part. `receives`: what can be posted from the start on; from each source in the order
+    in which it sends, as a transport may hand messages over in the order in which their receives
+    were posted. `staged`: elements of memory beside the buffer.
     """
 
     def __init__(self, plan: CollectivePlan, rank: int, elements: int) -> None:

@@ -80,7 +80,8 @@ class Engine:
     def open_verbs(
         self, rank: int, device: str, port: int, gid: int,
         family: int, version: int, network: bytes, bits: int,
-        traffic_class: int, level: int, partition: int, timeout: int, retries: int, /,
+        traffic_class: int, level: int, partition: int, timeout: int, retries: int,
+        connections: int, /,
     ) -> VerbsPath:  # fmt: skip
         """A queue pair of a `port` of a `device`; `gid`: an index, -1 for the best one.
 

@@ -214,9 +214,8 @@ class Endpoint:
         if order == ORDER_SHM:
             return "memory"
         lines = sorted({path.line for path in carry if path.order == order})
-        return "+".join(
-            self._interface if line == _NETWORK else str(self._rails[line]) for line in lines
-        )
+        names = (self._interface if line == _NETWORK else str(self._rails[line]) for line in lines)
+        return "+".join(dict.fromkeys(names))  # a port may have several connections
 
     def close(self) -> None:
         """Close everything; what is under way fails, here and there."""

@@ -25,7 +25,7 @@ from megatron_adaptra.transport.engine.nccl_numbers import number, value
 # Of NCCL, that are read here; NCCL_IB_DISABLE is another one.
 VARIABLES = (
     "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", FAMILY, RANGE, VERSION, "NCCL_IB_TC", "NCCL_IB_SL",
-    "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
+    "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_QPS_PER_CONNECTION",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class Service:
         partition: the place of the partition key in the port's table.
         timeout: what is not acknowledged within 4.096 us * 2^timeout goes again; 0: never.
         retries: how often.
+        connections: of one port to one peer, each with a queue pair; they share its memory.
     """
 
     traffic_class: int = 0
@@ -46,6 +47,7 @@ class Service:
     partition: int = 0
     timeout: int = 16  # 0.27 s; NCCL: 20, but here another path takes over
     retries: int = 6
+    connections: int = 1
 
 
 class Settings(NamedTuple):
@@ -103,6 +105,9 @@ def preferred(found: Sequence[Rail], gpu: str, root: Path = SYSFS) -> list[Rail]
 def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     """Those of the ports `found` that the variables of `environ` choose, read as NCCL does.
 
+    A port with several connections to a peer stands there as often, each time after all others:
+    two peers that have different numbers of them connect the same ports nevertheless.
+
     NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
     whole names, after "^" those to leave out. What it names is taken in its order, also while it is
     down; without it all active ports. The rest: see `fabric`. Raises BadInput, as `fabric` does.
@@ -129,7 +134,8 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     else:
         wanted = [p for p in found if p.active and place(p) is None]
         wanted.sort(key=lambda p: (p.device, p.port))
-    return [Rail(port.device, port.port, gid, service=service, choice=which) for port in wanted]
+    once = [Rail(port.device, port.port, gid, service=service, choice=which) for port in wanted]
+    return once * service.connections
 
 
 def fabric(environ: Mapping[str, str]) -> Settings:
@@ -145,6 +151,7 @@ def fabric(environ: Mapping[str, str]) -> Settings:
         partition=number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
         timeout=number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
         retries=number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
+        connections=number(environ, "NCCL_IB_QPS_PER_CONNECTION", 1, 128, usual.connections),
     )
     return Settings(number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service)
 

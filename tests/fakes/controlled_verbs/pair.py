@@ -36,7 +36,7 @@ class Pair:
             self.engine.add_peer(rank, f"rank {rank}")
             with patch.dict(os.environ, variables):
                 named = {"NCCL_IB_HCA": "=" + DEVICES[rank]}
-                self.rails += chosen(ports(), os.environ | named)
+                self.rails += chosen(ports(), os.environ | named)[:1]
 
     def opened(self, rank: int) -> bindings.VerbsPath:
         return open_rail(self.engine, rank, self.rails[rank])
