@@ -86,6 +86,12 @@ def words(pipeline: int, *flags: str, iterations: int, script: Path = SCRIPT) ->
     ]  # fmt: skip
 
 
+def _given(options: Mapping[str, Any]) -> dict[str, str]:
+    """For machine.py: nothing is reported where a rank has waited for another one's core alone."""
+    usual = {"kernel-us": "20", "stall-s": str(PATIENCE / 4)}
+    return usual | {key.replace("_", "-"): str(value) for key, value in options.items()}
+
+
 def train(
     folder: Path, *flags: str, pipeline: int = 2, ranks: int = 0, iterations: int = 4,
     timeout: float = PATIENCE, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
@@ -97,7 +103,7 @@ def train(
     """
     if "trace" in options:
         script = HERE / "marked_pretrain.py"
-    given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
+    given = _given(options)
     done = _zygote("--adaptra" in flags).run(
         folder, words(pipeline, *flags, iterations=iterations, script=script),
         ranks=ranks or pipeline, timeout=timeout,
@@ -108,7 +114,7 @@ def train(
 
 def train_cold(*flags: str, pipeline: int = 2, iterations: int = 4, **options: Any) -> Trained:
     """As a user starts it: torchrun, over machine.py's command line."""
-    given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
+    given = _given(options)
     on_machine = [word for key, value in given.items() for word in (f"--{key}", value)]
     command = [
         sys.executable, str(machine.__file__), *on_machine,

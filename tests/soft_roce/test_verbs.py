@@ -14,6 +14,7 @@ SECONDS = 1500  # for all cases; nothing is measured with it
 # What measures takes a third of the machine's time: --full alone runs it.
 MEASURES = (
     "adaptra_bench_has_rows_of_verbs", "speed_beside_perftest", "the_better_way_over_a_long_link",
+    "two_queue_pairs_fill_a_long_link",
 )  # fmt: skip
 ALL = [pytest.param(name, marks=[pytest.mark.large] if name in MEASURES else []) for name in CASES]
 

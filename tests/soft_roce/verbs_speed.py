@@ -12,11 +12,21 @@ import ctypes
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from soft_roce.verbs_pair import ENDS, MIB, PATHS, RAILS, Pair, RankFixture, content, over
 
 MESSAGES = {64 << 10: 300, MIB: 24}  # of a round, by size
+LONG = 64 * MIB  # over a long link
+_TCP = PATHS - RAILS
+# How many paths, and the options of a pair.
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "rail": (1, {"rails": 1, "fallback": False}),
+    "2 queue pairs": (2, {"rails": 1, "fallback": False, "connections": 2}),
+    "TCP": (_TCP, {"rails": 0}),
+    "chosen": (1 + _TCP, {"rails": 1}),
+}
 _SOURCES = 16  # messages of different contents
 _PORT = 18515  # perftest's own; in the machine nobody else has it
 
@@ -89,25 +99,20 @@ def compare(size: int, turns: int) -> tuple[float, float, float]:
     return statistics.median(ours[1:]), statistics.median(theirs[1:]), statistics.median(ratios)
 
 
-def over_a_long_link(delay: int, turns: int, rate: int = 0) -> dict[str, float]:
-    """Seconds of 64 MiB, medians, by way: over one rail, over TCP, and with both there.
+def over_a_long_link(
+    delay: int, turns: int, ways: Sequence[str], rate: int = 0
+) -> dict[str, float]:
+    """Seconds of LONG bytes, medians, by way.
 
     `delay`: ms each way, of the rail's link and of the machine's own; `rate`: of both, MB/s, 0: as
-    fast as it gets.
+    fast as it gets. `ways`: names of WAYS.
     """
-    size, nets = 64 * MIB, ["lo", *(f"net0{end}" for end in ENDS)]
-    tcp = PATHS - RAILS
-    ways: dict[str, tuple[int, dict[str, Any]]] = {
-        "rail": (1, {"rails": 1, "fallback": False}),
-        "8 queue pairs": (8, {"rails": 1, "fallback": False, "connections": 8}),
-        "TCP": (tcp, {"rails": 0}),
-        "chosen": (1 + tcp, {"rails": 1}),
-    }
+    nets = ["lo", *(f"net0{end}" for end in ENDS)]
     limit = f" rate {8 * rate}mbit" if rate else ""
     with contextlib.ExitStack() as stack:
         pairs = [
-            stack.enter_context(Pair(rounds, size, 1, paths, **options))
-            for paths, options in ways.values()
+            stack.enter_context(Pair(rounds, LONG, 1, paths, **options))
+            for paths, options in (WAYS[way] for way in ways)
         ]
         for pair in pairs:
             for rank in range(2):
