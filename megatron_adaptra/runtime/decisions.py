@@ -294,9 +294,9 @@ def why_leave(
         conditions, native, current, plan: see `why_swap`.
     """
     return (
-        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms, most on "
-        f"link {_change(link, conditions, native)}: {_remedies(current, plan)} "
-        f"({warmups(current, plan)})"
+        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms; most on "
+        f"link {link[0]}->{link[1]}, which takes {_takes(link, conditions, native)}: "
+        f"{_remedies(current, plan)} ({warmups(current, plan)})"
     )
 
 
@@ -313,20 +313,20 @@ def _changes(
     native: Conditions | None = None,
 ) -> str:
     links = ", ".join(
-        f"{_change(link, conditions, native)}, "
+        f"{a}->{b} takes {_takes((a, b), conditions, native)}, "
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
-        for link, old in before.items()
+        for (a, b), old in before.items()
     )
     return f"link {links}"
 
 
-def _change(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
+def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
     takes = link_in_words(conditions, link)
     if native is not None:
         theirs = native.message_seconds(*link)
         if theirs >= 2 * conditions.message_seconds(*link):
             takes = f"{1e3 * theirs:.3g} ms for Megatron's messages, for ours {takes}"
-    return f"{link[0]}->{link[1]} takes {takes}"
+    return takes
 
 
 def what_back(current: Plan, start: Plan) -> str:

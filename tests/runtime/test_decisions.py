@@ -214,12 +214,13 @@ def test_a_link_that_is_slow_for_megatrons_messages_alone_has_both_times() -> No
     job = Conditions(8, (0.01, 0.01), (0.01, 0.01), (0.01, 0.01), ours)
     plan, native = make_plan(job, "1f1b"), replace(job, links=theirs)
     stock = replace(plan, schedule=replace(plan.schedule, policy=STOCK), extra=0.3)
-    both = "0->1 takes 80 ms for Megatron's messages, for ours 1 ms"
+    both = "takes 80 ms for Megatron's messages, for ours 1 ms"
     leave = ": its messages leave the GPU's queue (warmup 2,1 -> 2,1)"
     text = why_swap({(0, 1): 0.0005}, job, stock, plan, False, native)
-    assert text == f"link {both}, before 0.5 ms{leave}"
+    assert text == f"link 0->1 {both}, before 0.5 ms{leave}"
     assert why_leave((0, 1), job, native, stock, plan) == (
-        f"Megatron's own messages hold up an iteration by 300 ms, most on link {both}{leave}"
+        "Megatron's own messages hold up an iteration by 300 ms; most on link 0->1, "
+        f"which {both}{leave}"
     )
     alike = why_swap({(0, 1): 0.0005}, job, stock, plan, False, replace(job))
     assert alike == f"link 0->1 takes 1 ms, before 0.5 ms{leave}"

@@ -31,10 +31,6 @@ constexpr uint32_t kGivenBack = 0xffff;
 constexpr int kDrain = 300;             // milliseconds for the last word of a side that closes
 constexpr size_t kWords = 200;          // bytes of why the other side gave up
 
-}  // namespace
-
-namespace {
-
 uint32_t share(uint32_t slots, uint32_t connections) {
   return std::max(slots / std::max(1u, connections), kFewest);
 }
