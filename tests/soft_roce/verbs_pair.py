@@ -133,9 +133,9 @@ class Pair:
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
+            variables = {"NCCL_IB_QPS_PER_CONNECTION": str(connections)}
             # No rail that fails here is found by its silence, and a busy host keeps the whole
             # machine silent for longer than the engine's limit.
-            variables = {"NCCL_IB_QPS_PER_CONNECTION": str(connections)}
             options = {
                 "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
                 "silence": PATIENCE,

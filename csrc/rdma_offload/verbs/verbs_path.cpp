@@ -35,9 +35,10 @@ uint32_t share(uint32_t slots, uint32_t connections) {
   return std::max(slots / std::max(1u, connections), kFewest);
 }
 
-VerbsSizes sizes(uint64_t slot, uint32_t connections) {
-  const uint32_t most = share(kMostSlots, connections), writes = most + 2 * kSignals;
-  return {share(kSlots, connections), most, slot, writes + kGifts, kHeaders * sizeof(Header),
+VerbsSizes sizes(uint64_t piece, uint32_t connections) {
+  const uint64_t headers = kHeaders * sizeof(Header);
+  const uint32_t most = share(kMostSlots, connections);
+  return {share(kSlots, connections), most, headers + piece, most + 2 * kSignals + kGifts, headers,
           most + kGifts, kInline};
 }
 
@@ -50,10 +51,8 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, con
     : Path(0, longest(piece)),
       loop_(loop),
       sink_(std::move(sink)),
-      slot_(kHeaders * sizeof(Header) + longest_piece),
-      gift_(share(kSlots, service.connections) / 4),
-      writes_at_once_(share(kMostSlots, service.connections) + 2 * kSignals),
-      qp_(std::move(device), port, gid, which, service, sizes(slot_, service.connections)) {}
+      sizes_(sizes(longest_piece, service.connections)),
+      qp_(std::move(device), port, gid, which, service, sizes_) {}
 
 void VerbsPath::connect(const std::string& card) {
   qp_.connect(card);
@@ -96,7 +95,7 @@ void VerbsPath::start(Owned socket) {
 }
 
 bool VerbsPath::has_room() const {
-  return !closed_ && (!open_.empty() || gathered_ > 0) && posted_ - completed_ < writes_at_once_;
+  return !closed_ && (!open_.empty() || gathered_ > 0) && posted_ - completed_ < sizes_.writes - kGifts;
 }
 
 bool VerbsPath::takes() const {
@@ -208,7 +207,7 @@ void VerbsPath::write(Write& next, bool inlined, uint64_t payload, std::shared_p
   wr.immediate = htonl(word);
   auto slots = theirs_.begin();
   for (; at >= slots->count; ++slots) at -= slots->count;
-  wr.remote.address = slots->address + at * slot_;
+  wr.remote.address = slots->address + at * sizes_.slot;
   wr.remote.rkey = slots->key;
   free_ = gathered_ = 0;
   wants_ = false;
@@ -339,7 +338,7 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   if (!qp_.post_receive()) return end("a receive cannot be posted"), false;
   if (word & kWants) offer();
   if (!(word & kFrames)) return true;
-  if (completion.bytes > slot_) return end("a write of more than a slot"), false;
+  if (completion.bytes > sizes_.slot) return end("a write of more than a slot"), false;
   const uint8_t* at = qp_.slot(word >> kSlotAt & kSlotBits);
   if (at == nullptr) return end("a write to a slot that there is not"), false;
   const uint8_t* end_of_frames = at + completion.bytes;
@@ -383,7 +382,8 @@ void VerbsPath::offer() {
 }
 
 void VerbsPath::give() {
-  if (free_ >= gift_ && posted_ - completed_ < writes_at_once_ + kGifts) write_gathered();
+  const uint32_t together = sizes_.slots / 4;
+  if (free_ >= together && posted_ - completed_ < sizes_.writes) write_gathered();
 }
 
 std::string VerbsPath::words(int status) const {

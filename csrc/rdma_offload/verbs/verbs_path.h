@@ -89,9 +89,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
 
   Loop& loop_;
   const std::weak_ptr<Sink> sink_;
-  const uint64_t slot_;            // bytes
-  const uint32_t gift_;            // slots that are given back together
-  const uint32_t writes_at_once_;  // under way, with frames
+  const VerbsSizes sizes_;
   VerbsQp qp_;
   Owned socket_;
 

@@ -43,8 +43,8 @@ class Wire {
   std::string open(const std::string& id, int rank, int size, int device, double seconds);
 
   // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, an eager
-  // one at once, as far as the socket has room; it arrives when its link lets it; `arrived` is then called with its place among the receives of its peer, and says
-  // what is to be sent because of it. Blocks. False if aborted.
+  // one at once, as far as the socket has room; it arrives when its link lets it. `arrived` is then called with its
+  // place among the receives of its peer, and says what is to be sent because of it. Blocks. False if aborted.
   using Arrived = std::function<std::vector<Message>(size_t)>;
   bool exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived = {});
 
