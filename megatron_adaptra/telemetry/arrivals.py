@@ -9,12 +9,14 @@ clocks are compared.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from statistics import median, median_low
+from collections.abc import Mapping
 from typing import NamedTuple
 
-Pair = tuple[int, int]  # source and target of a message; of a round trip, the lower rank first
+import numpy as np
+
+from megatron_adaptra.telemetry.middle import Floats, medians
+
+Pair = tuple[int, int]  # source and target of a message
 Seen = Mapping[int, Mapping[int, float]]  # by receiver and source, seconds after its own arrival
 LONGEST = 3600.0  # seconds: what is more is nonsense
 _ROUNDS = 4  # after which moments fit each other
@@ -25,58 +27,55 @@ class Arrivals(NamedTuple):
     """Seconds of one iteration.
 
     `late`: by rank, its lateness; of the first ones 0. `doubts`: by rank, by how much that may be
-    wrong. `delays`: by source and target. `round_trips`: by two ranks, the lower one first.
+    wrong. Ranks of which nothing is known are in neither. `delays`: [source, target], nan where not
+    known. `round_trips`: [one, other], both ways the same.
     """
 
     late: dict[int, float]
     doubts: dict[int, float]
-    delays: dict[Pair, float]
-    round_trips: dict[Pair, float]
+    delays: Floats
+    round_trips: Floats
 
 
-def arrivals(
-    seen: Seen, least: Mapping[Pair, float], known: Mapping[Pair, float] | None = None
-) -> Arrivals:
+def by_path(seen: Seen, ranks: int) -> Floats:
+    """[source, target], nan where no message came; what ranks from `ranks` on saw is left out."""
+    came = np.full((ranks, ranks), np.nan)
+    inside = range(ranks)
+    for target, row in seen.items():
+        if target in inside:
+            sources = [source for source in row if source in inside and source != target]
+            came[sources, target] = [row[source] for source in sources]
+    return came
+
+
+def arrivals(came: Floats, least: Floats, known: Floats | None = None) -> Arrivals:
     """What a group has seen.
 
     Args:
-        seen: of ranks whose messages did not come both ways nothing is known, unless the delay of
-            one way is. Seconds that cannot be are left out.
-        least: of round trips, the seconds that they have taken when the path was well. What a
-            round trip takes more may be of one way alone, so that so much of a lateness is in
-            doubt, and is not counted.
-        known: delays by source and target, for ranks that have received nothing.
+        came: [source, target], seconds as in Seen, or nan. Of ranks whose messages did not come
+            both ways nothing is known, unless the delay of one way is. Seconds that cannot be are
+            left out.
+        least: [one, other], of round trips the seconds that they have taken when the path was well,
+            or inf. What a round trip takes more may be of one way alone, so that so much of a
+            lateness is in doubt, and is not counted.
+        known: delays, [source, target] or nan, for ranks that have received nothing.
     """
-    came = {
-        (source, target): seconds
-        for target, row in seen.items()
-        for source, seconds in row.items()
-        if source != target and abs(seconds) <= LONGEST
-    }
-    trips: dict[Pair, float] = {}
-    # By rank and other rank: how much in doubt, the other one, how much later than that one.
-    apart: dict[int, list[tuple[float, int, float]]] = {}
-    for (a, b), there in came.items():
-        back = came.get((b, a))
-        if back is not None and a < b:
-            trips[a, b] = there + back
-            doubt = max(0.0, there + back - least.get((a, b), math.inf)) / 2
-            late = _less((there - back) / 2, doubt)
-        elif back is None and known is not None and (a, b) in known:
-            doubt, late = 0.0, there - known[a, b]
-        else:
-            continue
-        apart.setdefault(a, []).append((doubt, b, late))
-        apart.setdefault(b, []).append((doubt, a, -late))
-    moments = _moments(apart)
+    there = np.where(np.abs(came) <= LONGEST, came, np.nan)
+    back = there.T
+    trips = there + back
+    doubts = np.maximum(0.0, trips - least) / 2
+    apart = _less((there - back) / 2, doubts)  # [one, other]: how much later than that one
+    if known is not None:
+        one_way = np.where(np.isnan(back), there - known, np.nan)
+        for way in (one_way, -one_way.T):
+            doubts[~np.isnan(way)] = 0.0
+            apart = np.where(np.isnan(way), apart, way)
+    moments = _moments(apart, doubts)
+    ranks = np.flatnonzero(~np.isnan(moments)).tolist()
     return Arrivals(
-        after_the_first(moments),
-        {rank: median(doubt for doubt, *_ in row) for rank, row in apart.items()},
-        {
-            (a, b): max(0.0, seconds - moments[a] + moments[b])
-            for (a, b), seconds in came.items()
-            if a in moments and b in moments
-        },
+        after_the_first({rank: moments[rank].item() for rank in ranks}),
+        dict(zip(ranks, medians(doubts)[ranks].tolist(), strict=True)),
+        np.maximum(0.0, there - moments[:, None] + moments),
         trips,
     )
 
@@ -92,21 +91,27 @@ def after_the_first(moments: Mapping[int, float]) -> dict[int, float]:
     return {rank: max(0.0, moment - first) for rank, moment in sorted(moments.items())}
 
 
-def _moments(apart: Mapping[int, Sequence[tuple[float, int, float]]]) -> dict[int, float]:
-    """When each rank came, by what each is later than others.
+def _moments(apart: Floats, doubts: Floats) -> Floats:
+    """When each rank came, by what each is later than others; nan where that is not known.
 
     That differs where a path is slow. A median over the others finds what most of them know, and
     those far more in doubt than usual are left out, where there are others.
     """
-    doubts = [doubt for row in apart.values() for doubt, *_ in row]
-    usual = _USUAL * median_low(doubts) if doubts else 0.0
-    sure = {rank: [one for one in row if one[0] <= usual] or row for rank, row in apart.items()}
-    moments = {rank: median([0.0, *(late for *_, late in row)]) for rank, row in sure.items()}
+    known = ~np.isnan(apart)
+    order = np.sort(doubts[known])
+    sure = known & (doubts <= _USUAL * order[(len(order) - 1) // 2]) if len(order) else known
+    sure = np.where(sure.any(axis=1, keepdims=True), sure, known)
+    lone = np.zeros((len(apart), 1))  # as late as itself
+    moments = medians(np.hstack([np.where(sure, apart, np.nan), lone]))
+    moments[~known.any(axis=1)] = np.nan
+    rows = [(rank, np.flatnonzero(row)) for rank, row in enumerate(sure) if row.any()]
     for _ in range(_ROUNDS):
-        for rank, row in sure.items():
-            moments[rank] = median(moments[other] + late for _, other, late in row)
+        for rank, others in rows:
+            row = moments[others] + apart[rank, others]
+            row.sort()
+            moments[rank] = (row[(len(row) - 1) // 2] + row[len(row) // 2]) / 2
     return moments
 
 
-def _less(late: float, doubt: float) -> float:
-    return math.copysign(max(0.0, abs(late) - doubt), late)
+def _less(late: Floats, doubts: Floats) -> Floats:
+    return np.copysign(np.maximum(0.0, np.abs(late) - doubts), late)

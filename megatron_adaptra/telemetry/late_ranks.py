@@ -7,14 +7,16 @@ moves from rank to rank is nobody's.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
+import numpy as np
+
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
+from megatron_adaptra.telemetry.arrivals import Pair, Seen, arrivals, by_path
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.telemetry.middle import Floats, medians
 from megatron_adaptra.telemetry.own_lateness import OwnLateness
 from megatron_adaptra.telemetry.rotation import Rotation
 
@@ -35,8 +37,11 @@ class LateRanks:
         self._own = OwnLateness()
         self._late = [_Watched() for _ in range(ranks)]
         self._paths: dict[Pair, _Watched] = {}
-        self._trips: dict[Pair, deque[float]] = {}
-        self._least: dict[Pair, float] = {}
+        # Seconds of the last message [source, target], of the last round trips [one, other, n], and
+        # of one on a path that is well; nan, nan and inf where there was none yet.
+        self._recent = np.full((ranks, ranks), np.nan)
+        self._trips = np.full((ranks, ranks, _TRIPS), np.nan)
+        self._least = np.full((ranks, ranks), np.inf)
         self._rotation = Rotation()
 
     @property
@@ -63,17 +68,8 @@ class LateRanks:
         if not buffer > 0:
             raise BadInput("seconds of a buffer", buffer, "above 0")
         self._buffer = buffer
-        ranks = range(self.ranks)
-        rows = {
-            target: {source: seconds for source, seconds in row.items() if source in ranks}
-            for target, row in seen.items()
-            if target in ranks
-        }
-        known = None
-        if sum(map(len, rows.values())) < self.ranks * (self.ranks - 1):
-            known = {way: path.recent for way, path in self._paths.items()}
-        now = arrivals(rows, self._least, known)
-        self._take_trips(now)
+        now = arrivals(by_path(seen, self.ranks), self._least, self._recent)
+        self._take_trips(now.round_trips)
         late_now = now.late
         if between is not None:
             late_now = self._own.of(now.late, between, ABSOLUTE * buffer, now.doubts)
@@ -81,32 +77,31 @@ class LateRanks:
         least = 2 * AGREE if self.rotating else AGREE
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
-        common = median(now.delays.values()) if now.delays else 0.0
-        self._look_at(now.delays, common)
+        self._look_at(now.delays)
         return any(one.changed for one in self._all())
 
-    def _look_at(self, delays: Mapping[Pair, float], common: float) -> None:
+    def _look_at(self, delays: Floats) -> None:
         """Watch paths: of a large group some in each iteration, and all by turns."""
-        turns = -(-len(delays) // _PATHS)
+        seen = ~np.isnan(delays)
+        self._recent[seen] = delays[seen]
+        common = medians(delays.ravel())
+        ways = np.flatnonzero(seen)
+        turns = max(1, -(-len(ways) // _PATHS))
         self._turn += 1
-        for way, delay in delays.items():
-            if (path := self._paths.get(way)) is None:
-                path = self._paths[way] = _Watched()
-            path.recent = delay
-            if (way[0] * self.ranks + way[1]) % turns == self._turn % turns:
-                path.update(max(0.0, delay - common), self._buffer, AGREE)
+        for way in ways[ways % turns == self._turn % turns].tolist():
+            path = self._paths.setdefault(divmod(way, self.ranks), _Watched())
+            more = max(0.0, (delays.flat[way] - common).item())
+            path.update(more, self._buffer, AGREE)
 
     def _all(self) -> list[_Watched]:
         return [*self._late, *self._paths.values()]
 
-    def _take_trips(self, now: Arrivals) -> None:
+    def _take_trips(self, now: Floats) -> None:
         """What round trips take on a path that is well: it may only become less."""
-        for pair, seconds in now.round_trips.items():
-            trips = self._trips.setdefault(pair, deque(maxlen=_TRIPS))
-            trips.append(seconds)
-            least = self._least.get(pair, math.inf)
-            if seconds < least and len(trips) == _TRIPS:  # else their median is no less
-                self._least[pair] = min(median(trips), least)
+        took = ~np.isnan(now)
+        self._trips[took] = np.column_stack([self._trips[took, 1:], now[took]])
+        enough = ~np.isnan(self._trips[..., 0])
+        self._least[enough] = np.minimum(self._least, medians(self._trips))[enough]
 
     def late(self) -> tuple[float, ...]:
         """By rank, seconds after the first one; 0 for one that is in time."""
@@ -123,8 +118,9 @@ class LateRanks:
         messages later, and none of them before it has come. Of that so much is in doubt as the
         median trip takes longer, and is not counted.
         """
-        certain = [max(0.0, 2 * min(trips) - median(trips)) for trips in self._trips.values()]
-        return median(certain) / 2 if certain else 0.0
+        trips = self._trips[~np.isnan(self._trips[..., -1])]
+        certain = np.maximum(0.0, 2 * np.fmin.reduce(trips, axis=-1) - medians(trips))
+        return float(np.median(certain)) / 2 if len(certain) else 0.0
 
     def alarms(self) -> list[int]:
         """The ranks whose last sample is out of its chart."""
@@ -161,7 +157,6 @@ class _Watched:
     def __init__(self) -> None:
         self.chart = DelayChart()
         self.named = 0.0  # planned for
-        self.recent = 0.0  # the last delay, whether it matters or not
         self.changed = False  # for good
         self.value = 0.0  # now
         self._samples: deque[float] = deque(maxlen=2 * WINDOW)

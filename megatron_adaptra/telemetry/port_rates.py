@@ -37,6 +37,8 @@ class PortRates:
             raise BadInput("ranks", ranks, "at least 2: ports are measured by what goes between")
         self.ranks = ranks
         self._rates: dict[Pair, deque[float]] = {}
+        self._paths: dict[Pair, float] = {}  # the medians of those measured often enough
+        self._ends = set[int](), set[int]()  # of these, the sources and the targets
         self._planned: dict[_Key, float] = {}
         self._changed: dict[_Key, float] | None = None  # what `_now` has found; None: to be found
 
@@ -51,18 +53,22 @@ class PortRates:
         for way, rate in rates.items():
             source, target = way
             if source in ranks and target in ranks and source != target and _LEAST <= rate <= _MOST:
-                self._rates.setdefault(way, deque(maxlen=WINDOW)).append(rate)
-                self._changed = None
+                self._take(way, rate)
         return bool(self._now())
 
     @property
     def known(self) -> bool:
         """Whether each rank's port has been measured both ways."""
-        paths = self._paths()
-        return all({end[i] for end in paths} == set(range(self.ranks)) for i in (0, 1))
+        return all(len(ranks) == self.ranks for ranks in self._ends)
 
-    def _paths(self) -> dict[Pair, float]:
-        return {way: median(row) for way, row in self._rates.items() if len(row) >= FEWEST}
+    def _take(self, way: Pair, rate: float) -> None:
+        rates = self._rates.setdefault(way, deque(maxlen=WINDOW))
+        rates.append(rate)
+        if len(rates) >= FEWEST:
+            self._paths[way] = median(rates)
+            for ranks, rank in zip(self._ends, way, strict=True):
+                ranks.add(rank)
+            self._changed = None
 
     def ports(self, delay: float = 0.0, cost: float = 0.0, turn: float = math.inf) -> Ports:
         """The ports, and paths that pass less than both their ports.
@@ -117,17 +123,16 @@ class PortRates:
         return self._changed
 
     def _find(self) -> dict[_Key, float]:
-        paths = self._paths()
         found: dict[_Key, float] = {}
-        for ends, rate in paths.items():
+        for ends, rate in self._paths.items():
             for side, rank in zip(SIDES, ends, strict=True):
                 found[side, (rank,)] = max(rate, found.get((side, (rank,)), 0.0))
         shares = {
             ends: rate / min(found[side, (rank,)] for side, rank in zip(SIDES, ends, strict=True))
-            for ends, rate in paths.items()
+            for ends, rate in self._paths.items()
         }
         least = _ordinary(list(shares.values())) if shares else 0.0
-        for ends, rate in paths.items():
+        for ends, rate in self._paths.items():
             slow = shares[ends] < least
             if slow or ("path", ends) in self._planned:
                 found["path", ends] = rate if slow else math.inf
