@@ -37,7 +37,9 @@ _NUMBERS = {
     "link_jitter": "standard deviation of a link's delay, as a share of the delay (default: 0)",
     "link_bandwidth": "bytes per second, such as 10MB/s or 1Gbit/s, one per link; needs "
     "--message-bytes (default: no limit)",
-    "message_bytes": "size of a message, such as 4MiB, for --link-bandwidth",
+    "port_bandwidth": "what a stage sends, and receives, in all, over all its links, in the same "
+    "form, one per stage",
+    "message_bytes": "size of a message, such as 4MiB, for these two",
     "activation_budget": "what a stage may hold of activations: microbatches (12), or bytes "
     "(20GiB), which need --activation-bytes (default: no limit)",
     "activation_bytes": "what the activations of a microbatch take on a stage, such as 400MB; "
@@ -49,6 +51,7 @@ _SINGLE = ("message_bytes", "optimizer_ms")
 # Which may have a unit, and how that ends.
 _UNITS = {
     "activation_budget": "B", "activation_bytes": "B", "message_bytes": "B", "link_bandwidth": "/s",
+    "port_bandwidth": "/s",
 }  # fmt: skip
 _SWITCHES = {
     "split": "let a backward run in two parts, input and weights (default: yes)",
@@ -147,6 +150,8 @@ def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iter
         yield "link_bandwidth"
     elif replicas and any(math.isfinite(path.bandwidth) for path in replicas.paths.values()):
         yield "slow_path"
+    if conditions.ports:
+        yield "port_bandwidth"
     if replicas and replicas.ports:
         yield "slow_port"
 
@@ -169,10 +174,15 @@ def in_words(conditions: Conditions, replicas: ReplicaConditions | None = None) 
     thin = {pair: 1e3 * wire for pair in c.links if (wire := c.wire(*pair))}
     if slow:
         text += f", {_which(slow)} slower by {_span(slow)} ms"
+    if c.ports:
+        names = ", ".join(map(str, sorted(c.ports)))
+        text += f", port{'s' * (len(c.ports) > 1)} of stage {names} limited"
     if thin:
         text += f", {_which(thin)} busy for {_span(thin)} ms with each message"
     unusual = replicas_in_words(replicas) if replicas is not None else ""
-    return ", ".join([text, *filter(None, [unusual])]) + _HEALTHY * (not (slow or thin or unusual))
+    return ", ".join([text, *filter(None, [unusual])]) + _HEALTHY * (
+        not (slow or thin or c.ports or unusual)
+    )
 
 
 def _which(links: Iterable[tuple[int, int]]) -> str:

@@ -83,7 +83,8 @@ def _start(conditions: Conditions, sends: str) -> Plan | None:
 
 
 def _slow(conditions: Conditions) -> bool:
-    return any(link.delay or math.isfinite(link.bandwidth) for link in conditions.links.values())
+    links = conditions.links.values()
+    return bool(conditions.ports) or any(link.delay or link.bandwidth < math.inf for link in links)
 
 
 def kept_in_words(default: Plan | None) -> str:

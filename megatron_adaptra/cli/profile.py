@@ -14,8 +14,9 @@ from megatron_adaptra.user_files import read_data
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
     "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_jitter", "link_bandwidth",
-    "message_bytes", "activation_budget", "activation_bytes", "recompute", "split", "optimizer_ms",
-    "replicas", "failed", "slow", "slow_replica", "slow_path", "slow_port", "worker_budget",
+    "port_bandwidth", "message_bytes", "activation_budget", "activation_bytes", "recompute",
+    "split", "optimizer_ms", "replicas", "failed", "slow", "slow_replica", "slow_path",
+    "slow_port", "worker_budget",
 )  # fmt: skip
 # A profile may carry along what its job is called and what others published of it.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
@@ -26,7 +27,7 @@ _HEALTHY = {
 MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and takes hours to plan
 # The greatest and the least number, but for 0 and infinity, of which sums and shares stay finite.
 MOST = {"message_bytes": 1e15, "activation_bytes": 1e15, "link_jitter": 1e3}
-LEAST = {"link_bandwidth": 1.0}
+LEAST = {"link_bandwidth": 1.0, "port_bandwidth": 1.0}
 LEAST_BYTES = 1.0
 MOST_MS, LEAST_MS = 1e12, 1e-9
 
@@ -90,6 +91,7 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
         chunks=chunks,
         split=take.truth("split", True),
         recompute=take.truth("recompute", False),
+        ports=_ports(take, stages),
     )
 
 
@@ -106,6 +108,15 @@ def activation_bytes_of(
     Raises BadInput with the name that `field` gives a key of `values`.
     """
     return _Taker(values, field).activation_bytes(stages)
+
+
+def _ports(take: _Taker, stages: int) -> dict[int, float]:
+    """The stages whose links pass so much in all, bytes per second each way."""
+    key = "port_bandwidth"
+    rates = take.numbers(key, stages, "stage", default=math.inf, infinite=True)
+    if not all(rate > 0 for rate in rates):
+        raise take.refusal(key, min(rates), "bytes per second, above 0")
+    return {stage: rate for stage, rate in enumerate(rates) if rate < math.inf}
 
 
 def _links(
@@ -164,7 +175,7 @@ class _Taker:
         return value
 
     def number(self, key: str, value: Any, least: float = 0.0, infinite: bool = False) -> float:
-        if key == "link_bandwidth" and isinstance(value, str):
+        if key in LEAST and isinstance(value, str):
             value = parse_rate(value, self.field(key))
         elif key in ("message_bytes", "activation_bytes"):
             value = self.size(key, value)

@@ -40,7 +40,8 @@ class Conditions:
     `split`: whether a backward may run as two halves; `recompute`: whether single microbatches may
     be recomputed. `backward`: a backward in one piece, by default as long as its halves;
     `recomputation`: what making a microbatch's activations a second time costs in all, by default
-    another forward. Raises BadInput.
+    another forward. `ports`: by stage, bytes per second that it receives at most over all its
+    links, and that it sends at most. Raises BadInput.
     """
 
     microbatches: int
@@ -59,6 +60,7 @@ class Conditions:
     backward: tuple[float, ...] = ()
     recomputation: tuple[float, ...] = ()
     core_share: tuple[float, ...] = ()
+    ports: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
@@ -95,6 +97,11 @@ class Conditions:
             if not (good and link.bandwidth > 0):
                 allowed = "a finite delay and jitter of at least 0 and a bandwidth above 0"
                 raise BadInput(f"link {source}>{target}", tuple(link), allowed)
+        for stage, rate in self.ports.items():
+            if not 0 <= stage < stages:
+                raise BadInput("port", stage, f"stages are 0 to {stages - 1}")
+            if not rate > 0:
+                raise BadInput(f"port {stage}", rate, "a number above 0, in bytes per second")
         if self.cores is not None and not 0 < self.cores < math.inf:
             raise BadInput("cores", self.cores, "a finite number above 0, or none")
         most = self.step_seconds
@@ -134,12 +141,16 @@ class Conditions:
         return self.message_bytes / self.link(source, target).bandwidth
 
     def port(self, worker: int) -> float:
-        """0 for each `worker`: links of one pipeline are limited one by one."""
-        return 0.0
+        """Seconds for which one message keeps what `worker` sends or receives by busy."""
+        return self.message_bytes / self.ports.get(worker, math.inf)
 
     def message_seconds(self, source: int, target: int) -> float:
         """What a message takes from `source` to `target`: on the way, and for its bytes."""
-        return self.link(source, target).delay + self.wire(source, target)
+        return self.link(source, target).delay + self.passes(source, target)
+
+    def passes(self, source: int, target: int) -> float:
+        """Seconds that a message's bytes take from `source` to `target`: by link and both ports."""
+        return max(self.wire(source, target), self.port(source), self.port(target))
 
     @property
     def microbatch_seconds(self) -> float:
@@ -154,11 +165,25 @@ class Conditions:
     def full_links(self) -> tuple[tuple[int, int], ...]:
         """The links that are out of bandwidth, in order.
 
-        A message keeps one busy for longer than the slowest stage takes for a microbatch, so that
-        the link sets the pace. Time on the way can be hidden, by a deeper warmup; this cannot.
+        A microbatch keeps one busy for longer than the slowest stage, so that the link sets the
+        pace. Time on the way can be hidden, by a deeper warmup; this cannot.
         """
         pace = self.microbatch_seconds
-        return tuple(link for link in sorted(self.links) if self.wire(*link) > pace)
+        return tuple(link for link in sorted(self.links) if self.busy(*link) > pace)
+
+    def name(self, stage: int) -> str:
+        """How a sentence calls a `stage`."""
+        return f"stage {stage}"
+
+    def busy(self, source: int, target: int) -> float:
+        """Seconds that a microbatch's messages keep the link, or a port at its ends, busy.
+
+        `source`, `target`: the link's stages.
+        """
+        ring = self.chunks > 1 and self.stages > 2
+        inner = range(0 if ring else 1, self.stages if ring else self.stages - 1)
+        ports = (self.port(stage) * (2 if stage in inner else 1) for stage in (source, target))
+        return max(self.wire(source, target), *ports)
 
     def seconds(self, kind: Kind, stage: int) -> float:
         """What an op of this kind costs on `stage`, if it has a core to itself."""
@@ -180,7 +205,7 @@ class Conditions:
 
     def healthy(self) -> Conditions:
         """The same job with no slow link."""
-        return replace(self, links={})
+        return replace(self, links={}, ports={})
 
     def to_json(self) -> dict[str, Any]:
         """As an object for json.dump; null stands for infinity."""
@@ -208,6 +233,9 @@ class Conditions:
             "backward": list(self.backward),
             "recomputation": list(self.recomputation),
             "core_share": list(self.core_share),
+            "ports": {
+                str(stage): null_if_infinite(rate) for stage, rate in sorted(self.ports.items())
+            },
         }
 
     @classmethod
@@ -237,6 +265,10 @@ class Conditions:
                 backward=tuple(data.get("backward", ())),
                 recomputation=tuple(data.get("recomputation", ())),
                 core_share=tuple(data.get("core_share", ())),
+                ports={
+                    int(stage): infinite_if_null(rate)
+                    for stage, rate in data.get("ports", {}).items()
+                },
             )
 
 

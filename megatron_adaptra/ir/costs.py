@@ -49,5 +49,5 @@ class Costs(Protocol):
     def port(self, worker: int) -> float:
         """Seconds for which one message keeps what `worker` sends or receives by busy.
 
-        0 where only single links are limited.
+        0 where it is not limited.
         """

@@ -164,15 +164,25 @@ class ReplicaConditions:
 
     def wire(self, source: int, target: int) -> float:
         """Seconds for which one message keeps the path from `source` to `target` busy."""
-        return self.pipeline.message_bytes / self.link(source, target).bandwidth
+        return self.message_bytes / self.link(source, target).bandwidth
 
     def message_seconds(self, source: int, target: int) -> float:
         """What a message takes from `source` to `target`: on the way, and for its bytes."""
-        return self.link(source, target).delay + self.wire(source, target)
+        return self.link(source, target).delay + self.passes(source, target)
+
+    def passes(self, source: int, target: int) -> float:
+        """Seconds that a message's bytes take from `source` to `target`: by path and both ports."""
+        return max(self.wire(source, target), self.port(source), self.port(target))
+
+    @property
+    def message_bytes(self) -> float:
+        """Of a message."""
+        return self.pipeline.message_bytes
 
     def port(self, worker: int) -> float:
         """Seconds for which one message keeps what `worker` sends or receives by busy."""
-        return self.pipeline.message_bytes / self.ports.get(worker, math.inf)
+        of_stage = self.pipeline.ports.get(worker % self.stages, math.inf)
+        return self.message_bytes / self.ports.get(worker, of_stage)
 
     def to_json(self) -> dict[str, Any]:
         """As an object for json.dump; null stands for infinity."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -79,16 +80,27 @@ def _end(c: Conditions, job: Job, starts: Starts) -> float:
 
 
 def _carried(c: Conditions, job: Job, starts: Starts) -> float:
-    """When the links have carried all messages, those of several chunks one after another."""
+    """When links, and ports, have carried all their messages, one after another."""
+    made = starts.forward + job.forward, starts.backward + job.early
+    made_at = [seconds.reshape(job.count, -1) for seconds in made]
     done = 0.0
-    for way, messages in job.sent.items():
-        wire = c.wire(*way)
-        if wire > 0:
-            made = starts.forward + job.forward, starts.backward + job.early
-            sent = [made[kind].reshape(job.count, -1)[:, x] for kind, x in messages]
-            left = _finish(np.concatenate(sent)[:, None], np.full((len(sent) * job.count, 1), wire))
-            done = max(done, float(left.max()) + c.link(*way).delay)
+    for ways, seconds in _narrow(c, job):
+        sent = [made_at[kind][:, x] for way in ways for kind, x in job.sent[way]]
+        left = _finish(np.concatenate(sent)[:, None], np.full((len(sent) * job.count, 1), seconds))
+        done = max(done, float(left.max()) + min(c.link(*way).delay for way in ways))
     return done
+
+
+def _narrow(c: Conditions, job: Job) -> Iterator[tuple[list[tuple[int, int]], float]]:
+    """Links that share what passes one message at a time, and the seconds of a message there."""
+    for way in job.sent:
+        if (wire := c.wire(*way)) > 0:
+            yield [way], wire
+    for stage in c.ports:
+        for side in (0, 1):
+            ways = [way for way in job.sent if way[side] == stage]
+            if ways and c.port(stage) > 0:
+                yield ways, c.port(stage)
 
 
 def _work(job: Job, starts: Starts) -> tuple[Floats, Floats]:

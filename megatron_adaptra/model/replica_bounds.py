@@ -76,7 +76,7 @@ class _Times:
 
     def _message(self, source: int, target: int) -> float:
         c = self.conditions
-        wire = max(c.wire(source, target), c.port(source), c.port(target))
+        wire = c.passes(source, target)
         return wire + c.link(source, target).delay
 
     def least(self, worker: int, count: int) -> float:

@@ -66,7 +66,7 @@ class Job:
             for kind, source, target in ((0, x, x + 1), (1, x + 1, x)):
                 way = source % c.stages, target % c.stages
                 if way[0] != way[1]:
-                    self.wire[kind, target] = c.wire(*way)
+                    self.wire[kind, target] = c.passes(*way)
                     self.lag[kind, target] = c.message_seconds(*way)
                     self.sent.setdefault(way, []).append((kind, source))
         forward, early = np.tile(self.forward, c.chunks), np.tile(self.early, c.chunks)

@@ -1,4 +1,4 @@
-"""What is wrong with links, for people: slow, or out of bandwidth."""
+"""What is wrong with links and ports, for people: slow, or out of bandwidth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def slow_links(conditions: Conditions) -> str:
     slow = [
         f"{a}->{b} {link_in_words(conditions, (a, b))}"
         for (a, b), link in sorted(conditions.links.items())
-        if link.delay > 0 or conditions.wire(a, b) > 0
+        if link.delay > 0 or conditions.passes(a, b) > 0
     ]
     return f"slow links {'; '.join(_first(slow))}: " if slow else "no slow link: "
 
@@ -28,9 +28,12 @@ def _first(links: list[str]) -> list[str]:
 def link_in_words(conditions: Conditions | ReplicaConditions, link: tuple[int, int]) -> str:
     """What a message takes on `link`, and how much of it because of its bytes."""
     text = f"{1e3 * conditions.message_seconds(*link):.3g} ms"
-    if wire := conditions.wire(*link):
-        rate = conditions.link(*link).bandwidth / 1e6
-        text += f", {1e3 * wire:.3g} for its bytes at {rate:.3g} MB/s"
+    if seconds := conditions.passes(*link):
+        rate = conditions.message_bytes / seconds / 1e6
+        text += f", {1e3 * seconds:.3g} for its bytes at {rate:.3g} MB/s"
+    ports = [worker for worker in link if 0 < conditions.port(worker) == seconds]
+    if ports:
+        text += f", all that {conditions.name(ports[0])} passes over its links together"
     return text
 
 
@@ -39,11 +42,10 @@ def out_of_bandwidth(conditions: Conditions) -> str:
     full = conditions.full_links
     if not full:
         return ""
-    most = max(full, key=lambda link: conditions.wire(*link))
+    busy = max(conditions.busy(*link) for link in full)
     names = ", ".join(_first([f"{a}->{b}" for a, b in full]))
     return (
-        f"out of bandwidth: {names}; a message takes up to "
-        f"{1e3 * conditions.wire(*most):.3g} ms there, a microbatch "
-        f"{1e3 * conditions.microbatch_seconds:.3g} ms on the slowest stage. A deeper warmup hides "
-        "delay, not this: only fewer bytes, or another link, make it faster"
+        f"out of bandwidth: {names}; the messages of a microbatch take up to {1e3 * busy:.3g} ms "
+        f"there, a microbatch {1e3 * conditions.microbatch_seconds:.3g} ms on the slowest stage. A "
+        "deeper warmup hides delay, not this: only fewer bytes, or another link, make it faster"
     )

@@ -26,7 +26,8 @@ class WarmupClock:
 
     def __init__(self, conditions: Conditions, sends: str = "eager") -> None:
         self.conditions, self.rendezvous = conditions, sends == "rendezvous"
-        self.shared = conditions.shared
+        # Other ops may have to wait: only the event queue knows which comes first.
+        self.contended = conditions.shared or bool(conditions.ports)
         stages = range(conditions.stages)
         self.backward = [conditions.seconds(Kind.B, s) for s in stages]
         self.down = [self._link(s - 1, s) for s in stages]  # what stage s gets activations over
@@ -35,12 +36,12 @@ class WarmupClock:
 
     def seconds(self, depths: Sequence[int]) -> float:
         """`depths`: 1 to microbatches, never increasing towards the last stage."""
-        return self._with_shared_cores(depths) if self.shared else self._one_pass(depths)
+        return self._by_events(depths) if self.contended else self._one_pass(depths)
 
     @property
     def cost_factor(self) -> int:
         """About how many times the quickest case an op costs here (measured)."""
-        return 10 if self.shared else 2 if self.rendezvous else 1
+        return 10 if self.contended else 2 if self.rendezvous else 1
 
     def _one_pass(self, depths: Sequence[int]) -> float:
         # Round r runs forward depth + r of every stage, downwards, then backward r + 1, upwards:
@@ -99,8 +100,8 @@ class WarmupClock:
                 now[s] = below = t + seconds
         return max(now) + self.conditions.step_seconds
 
-    def _with_shared_cores(self, depths: Sequence[int]) -> float:
-        """Processor sharing needs the event queue; the lines of a stage are compiled once."""
+    def _by_events(self, depths: Sequence[int]) -> float:
+        """Cores and ports that are shared; the lines of a stage are compiled once."""
         lines = []
         for s, depth in enumerate(depths):
             around = tuple(depths[max(0, s - 1) : s + 2]) if self.rendezvous else (depth,)

@@ -195,6 +195,7 @@ class Estimator:
             backward_input=tuple(op.backward_input for op in ops),
             backward_weight=tuple(op.backward_weight for op in ops),
             links={link: self._links.state(link, native) for link in self.charts},
+            ports={} if native and self._on_device else self._links.ports(),
             message_bytes=float(self.message_bytes),
             activation_budget=self.budgets,
             step_seconds=self._step.work + sum(step_sync),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.link_fit import Sample, by_themselves, transmissions
+from megatron_adaptra.telemetry.link_fit import by_themselves, transmissions
+from megatron_adaptra.telemetry.port_use import port_use
 from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
@@ -102,6 +103,8 @@ class IterationRecord:
         sources = sorted({source for source, _, _ in self.messages})
         stock = (StockOp(str(o.op), o.start, o.end, o.asked, o.lag) for o in self.ops)
         ended = before is not None and before.end > 0
+        transits = self._probed
+        large = self._large(transits)
         return StageReport(
             self.stage,
             self.iteration,
@@ -115,9 +118,13 @@ class IterationRecord:
             transit={source: self.transit(source) for source in sources},
             ahead={source: self.ahead(source) for source in sources},
             starved=self.starved,
-            probed=self._probed,
+            probed=transits,
             through=self.through,
-            busy=self._busy(),
+            busy={
+                source: tuple(transmissions(large[source], transits[source], 0.25))
+                for source in large
+            },
+            port=port_use(large, transits) if len(large) > 1 else None,
             memory=self.memory,
             ops=tuple(stock) if self.stock else None,
             step=before.step if before and ended else None,
@@ -134,21 +141,17 @@ class IterationRecord:
                 found[source] = min(seconds, found.get(source, seconds))
         return found
 
-    def _busy(self) -> dict[int, tuple[Sample, ...]]:
-        """What larger messages, probes among them, kept links busy for, by source.
+    def _large(self, transits: Mapping[int, float]) -> dict[int, list[Stamps]]:
+        """Larger messages, probes among them, by source.
 
-        Nothing of links whose small probe is not there: it shows the delay that is not in it. The
-        lower quartile: a thin link keeps no message shorter than its bytes take.
+        None of links whose small probe is not there: it shows the delay that is not in what their
+        bytes take.
         """
-        transits = self._probed
         found: dict[int, list[Stamps]] = {}
         for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
             if t.nbytes > SMALL and source in transits:
                 found.setdefault(source, []).append(t)
-        return {
-            source: tuple(transmissions(messages, transits[source], 0.25))
-            for source, messages in found.items()
-        }
+        return found
 
     @property
     def sources(self) -> set[int]:

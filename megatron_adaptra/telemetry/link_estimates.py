@@ -12,11 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
 from megatron_adaptra.telemetry.link_model import LinkModel
+from megatron_adaptra.telemetry.port_use import PortModel
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
 
+_SHARED = 4  # links of a worker between two others, from which on a port is shared
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 LONGEST = 3600.0  # seconds: no message takes longer
+ALIKE = 2.0  # times as much as another link passes one that shares its port, at most
 THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
 
 
@@ -59,6 +62,8 @@ class LinkEstimates:
         self._excess: dict[Link, float] = {}  # now, of Megatron's messages over ours
         self._stage_seconds = 0.0
         self._planned: dict[Link, float] = {}  # seconds for its bytes, planned for
+        self._ports: dict[int, PortModel] = {}
+        self._planned_ports: dict[int, float] = {}
         for link in _of_pipeline(len(hosts), chunks) if links is None else links:
             self.watch(link)
 
@@ -93,7 +98,12 @@ class LinkEstimates:
         return changed + [link for link in self.charts if link not in changed and self._apart(link)]
 
     def _apart(self, link: Link) -> bool:
-        """Whether it has turned out that a slow link takes much of it for bytes, or no more."""
+        """Whether it has turned out that a slow link takes much of it for bytes, or no more.
+
+        Or that what it takes is a port's, which limits its other links as well.
+        """
+        if any(self._port_changed(worker) for worker in link):
+            return True
         chart, change = self.charts[link], abs(self.wire(link) - self._planned[link])
         least = max(ABSOLUTE * self._stage_seconds, self._floor)
         slow = chart.level is not None and chart.level >= least
@@ -105,6 +115,33 @@ class LinkEstimates:
             if chart.level is not None:
                 chart.accept(self._stage_seconds)
                 self._planned[link] = self.wire(link)
+        self._planned_ports = self.ports()
+
+    def ports(self) -> dict[int, float]:
+        """Bytes per second that workers receive over all their links, and send, where it matters.
+
+        All links of such a worker are thin, and none passes much more than another one. Two that
+        are thin for reasons of their own would bring twice as much together, and are seen to; where
+        they never bring something at once, one port is the likelier reason.
+        """
+        found = {}
+        for worker, model in self._ports.items():
+            wires = self._wires(worker)
+            if model.shared and max(wires) <= ALIKE * min(wires):
+                # What computes meanwhile makes messages late, and never early.
+                found[worker] = max(model.rate, self._message_bytes / min(wires))
+        return found
+
+    def _wires(self, worker: int) -> list[float]:
+        """What messages keep the links of a `worker` busy for that is between others."""
+        links = [link for link in self.charts if worker in link]
+        return [self.wire(link) for link in links] if len(links) >= _SHARED else []
+
+    def _port_changed(self, worker: int) -> bool:
+        now, planned = self.ports().get(worker), self._planned_ports.get(worker)
+        if now is None or planned is None:
+            return now is not planned
+        return abs(now - planned) > RELATIVE * planned
 
     def delay(self, link: Link, native: bool) -> float:
         """Seconds, for our messages or (`native`) for Megatron's; charts have the longer ones."""
@@ -120,7 +157,16 @@ class LinkEstimates:
         seconds, wire = self._models[link].as_ours(seconds), self.wire(link)
         if not wire:
             return LinkState(seconds)
-        return LinkState(max(0.0, seconds - wire), self._message_bytes / wire)
+        delay, bandwidth = max(0.0, seconds - wire), self._message_bytes / wire
+        ports = self.ports()
+        if rates := [ports[worker] for worker in link if worker in ports]:
+            # What messages wait for those of another link is the port's, not this link's.
+            small = {way: self._models[way].small() for way in (link, link[::-1])}
+            known = {way: least for way, least in small.items() if least is not None}
+            alone = self._either_way(link, known, known)
+            delay = delay if alone is None else min(delay, max(0.0, alone))
+            bandwidth = max(bandwidth, *rates)
+        return LinkState(delay, bandwidth)
 
     def wire(self, link: Link) -> float:
         """Seconds that one of our messages keeps the link busy; 0 where that does not matter."""
@@ -177,6 +223,11 @@ class LinkEstimates:
             for source, small in report.probed.items():
                 if model := self._models.get((source, report.stage)):
                     model.add(small, report.busy.get(source, ()))
+            wires = self._wires(report.stage)
+            if not wires or not min(wires):
+                self._ports.pop(report.stage, None)
+            elif report.port is not None:
+                self._ports.setdefault(report.stage, PortModel()).add(report.port)
 
     def _either_way(
         self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]

@@ -41,6 +41,11 @@ class LinkModel:
         fit = self._fit.fit()
         return nbytes * fit.per_byte if fit is not None and self._thin else 0.0
 
+    def small(self) -> float | None:
+        """Seconds of a small message, with what two clocks differ by; None if not known."""
+        fit = self._fit.fit()
+        return None if fit is None else fit.delay
+
     def while_well(self, theirs: float, ours: float) -> None:
         """Seconds of `theirs`, a message of Megatron's, and of `ours`, while nothing is slow."""
         self._theirs.append(theirs)

@@ -168,7 +168,7 @@ class ReplicaEstimator:
                 self._seen[source, worker] = self._updates
                 self._lost.discard((source, worker))
             if sources:
-                rows.append(replace(row, stage=worker, ops=None))
+                rows.append(replace(row, stage=worker, ops=None, port=None))
         return self._cross.update(rows, self.stage_seconds()) if rows else []
 
     def _own(self, reports: Mapping[int, StageReport], replica: int) -> list[StageReport]:
@@ -316,12 +316,19 @@ class ReplicaEstimator:
             split=self.split,
             cores=costs.cores,
             core_share=costs.core_share,
+            ports={},
         )
+        ports = {
+            replica * self.stages + stage: rate
+            for replica, one in enumerate(each)
+            for stage, rate in one.ports.items()
+        }
         return ReplicaConditions(
             pipeline,
             self.replicas,
             slow=costs.slow,
             paths=dict(self._that_differ(links, own)),
+            ports=ports,
             activation_budget=self.budgets,
             core_share=costs.shares_of_slow,
         )

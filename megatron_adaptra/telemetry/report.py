@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, 
 
 from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
+from megatron_adaptra.telemetry.port_use import PortUse
 
-VERSION = 4
+VERSION = 5
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -78,7 +79,8 @@ class StageReport:
     that nor on one) are means; the last two are empty where they are not known.
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
     `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages
-    that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`.
+    that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`;
+    `port`: how fast they came from one source alone and from several, None where there is one.
     `through`: what messages go through here, see Wire. `ops`: where Megatron's own messages were
     used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
     the whole of the iteration before this one, which has not ended when it is reported; None where
@@ -98,6 +100,7 @@ class StageReport:
     probed: Mapping[int, float]
     through: Mapping[int, str]
     busy: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
+    port: PortUse | None = None
     memory: Memory | None = None
     ops: tuple[StockOp, ...] | None = None
     step: Step | None = None

@@ -19,6 +19,7 @@ WORDS = [
 ]  # fmt: skip
 NUMBERS = [
     "--forward-ms", "--backward-ms", "--link-delay-ms", "--link-jitter", "--link-bandwidth",
+    "--port-bandwidth",
     "--message-bytes", "--activation-budget", "--optimizer-ms", "--return-delay-ms",
 ]  # fmt: skip
 REPLICAS = [

@@ -107,6 +107,7 @@ def test_every_key_of_a_profile_counts(here, profile):
     assert predicted(return_delay_ms=0) < base
     assert predicted(message_bytes=1000, link_bandwidth=[1e9, 1e9, 2e4]) > base
     assert predicted(message_bytes="1kB", link_bandwidth=[1e9, 1e9, "20kB/s"]) > base
+    assert predicted(message_bytes="1kB", port_bandwidth=[1e9, 1e9, 1e9, "20kB/s"]) > base
     assert predicted(message_bytes=1000) == base
     assert predicted(chunks=1, recompute=False, name="x", published_plan_ms=3) == base
     assert predicted(split=False, link_jitter=0.2) == base
@@ -122,6 +123,8 @@ def test_every_flag_counts(here):
     assert thin > base
     assert predicted("--link-bandwidth", "inf,inf,20kB/s", "--message-bytes", "1kB") == thin
     assert predicted("--link-bandwidth", "inf,inf,160kbit/s", "--message-bytes", "1kB") == thin
+    shared = predicted("--port-bandwidth", "inf,inf,20kB/s,inf", "--message-bytes", "1kB")
+    assert shared > predicted("--link-bandwidth", "inf,20kB/s,20kB/s", "--message-bytes", "1kB")
     assert predicted("--return-delay-ms", 0) < base
     # The words that allow the messages of two receives in a row share the slow link's way.
     assert predicted("--sends", "rendezvous") >= base

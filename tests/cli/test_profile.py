@@ -21,6 +21,12 @@ def test_links_in_both_directions():
     }
 
 
+def test_ports_that_have_no_limit_are_none():
+    rates = {"port_bandwidth": [math.inf, "20MB/s", 3e7, math.inf]}
+    assert conditions_of({**JOB, **rates}).ports == {1: 2e7, 2: 3e7}
+    assert conditions_of(JOB).ports == {}
+
+
 def test_chunks_close_the_ring():
     ring = conditions_of({**JOB, "chunks": 2, "link_jitter": 0.5, "link_delay_ms": [0, 0, 0, 8]})
     assert ring.chunks == 2

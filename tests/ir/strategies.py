@@ -19,10 +19,9 @@ small = st.integers(0, 200)
 seconds = st.just(0.0) | st.floats(1e-6, 100)
 ops = st.builds(Op, st.sampled_from(Kind), small, st.integers(0, 9), st.none() | small)
 work = st.builds(Op, st.sampled_from(sorted(COMPUTE)), small, st.integers(0, 9), st.none() | small)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))  # as in files
 lines = st.lists(st.lists(work, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple)
-schedules = st.builds(
-    Schedule, lines, st.integers(1, 99), st.integers(1, 9), st.text(max_size=9), st.text()
-)
+schedules = st.builds(Schedule, lines, st.integers(1, 99), st.integers(1, 9), words, words)
 
 
 @st.composite
@@ -32,7 +31,7 @@ def replica_schedules(draw: st.DrawFn) -> Schedule:
     kinds, homes = st.sampled_from(sorted(COMPUTE)), st.integers(0, replicas - 1)
     line = st.lists(st.builds(Op, kinds, small, st.just(0), homes), max_size=4).map(tuple)
     order = draw(st.tuples(*[line] * (stages * replicas)))
-    return Schedule(order, draw(st.integers(1, 99)), 1, draw(st.text()), draw(st.text()), replicas)
+    return Schedule(order, draw(st.integers(1, 99)), 1, draw(words), draw(words), replicas)
 
 
 @st.composite
@@ -83,6 +82,7 @@ def conditions(draw: st.DrawFn, stages: int | None = None, most: int = 16) -> Co
         step_seconds=draw(st.sampled_from([0.0, 1.5])),
         cores=draw(st.none() | st.floats(0.5, 7)),
         core_share=draw(st.just(()) | st.tuples(*[st.floats(0, 1)] * p)),
+        ports=draw(st.just({}) | st.dictionaries(st.integers(0, p - 1), st.floats(0.1, 10))),
     )
 
 

@@ -121,6 +121,9 @@ nan, inf = float("nan"), float("inf")
         ("core_share", {"core_share": (nan, 0.5)}),
         ("step_seconds", {"step_seconds": nan}),
         ("message_bytes", {"message_bytes": -1.0}),
+        ("port", {"ports": {2: 1.0}}),
+        ("port 1", {"ports": {1: 0.0}}),
+        ("port 0", {"ports": {0: nan}}),
     ],
 )
 def test_conditions_refuse(field, change):

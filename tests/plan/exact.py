@@ -86,8 +86,9 @@ def solve(
         if _seconds(merged, conditions) <= _seconds(best, conditions) * (1 + 1e-12):
             best = merged
     seconds = _seconds(best, conditions)
-    # The model has halves only: of backwards that take less in one piece it proves nothing.
-    modelled = not (conditions.split and conditions.backward)
+    # The model has halves only: of backwards that take less in one piece it proves nothing. Nor of
+    # ports: there a gradient may wait for W, so that another message goes first.
+    modelled = not (conditions.split and (conditions.backward or conditions.ports))
     proven = modelled and status == cp_model.OPTIMAL
     bound = 0.0
     if modelled:  # every op, and every message, may have been rounded by a tick
@@ -132,6 +133,8 @@ def in_ticks(conditions: Conditions, tick: float) -> Conditions:
         wire = round(conditions.message_bytes / link.bandwidth / tick)
         bandwidth = 1.0 / wire if wire else float("inf")
         links[way] = LinkState(float(round(link.delay / tick)), bandwidth)
+    through = {stage: round(conditions.port(stage) / tick) for stage in conditions.ports}
+    ports = {stage: 1.0 / one for stage, one in through.items() if one}
     return replace(
         conditions,
         forward=ticks(Kind.F),
@@ -140,6 +143,7 @@ def in_ticks(conditions: Conditions, tick: float) -> Conditions:
         backward=(),
         recomputation=ticks(Kind.R) if conditions.recomputation else (),
         links=links,
+        ports=ports,
         message_bytes=1.0,
         step_seconds=0.0,
     )

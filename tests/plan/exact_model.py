@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Expr: TypeAlias = "LinearExpr | int"
 Truth: TypeAlias = "Literal | bool"
-Link: TypeAlias = tuple[int, int]
+Queue: TypeAlias = tuple[object, int]  # a link, or one way of a port
 
 GRAIN = 20  # parts into which the activations of one chunk are divided: all counts become whole
 _KEPT, _HALF = round(GRAIN * RECOMPUTED_SHARE), round(GRAIN * INPUT_HALF)
@@ -83,9 +83,8 @@ class Model:
                     self.end[n] = model.new_int_var(0, horizon, "")
                 intervals.append(model.new_interval_var(self.start[n], length, self.end[n], ""))
             model.add_no_overlap(intervals)
-        self.sent: dict[
-            Node, tuple[Link, int]
-        ] = {}  # link of its message, ticks that this holds it
+        # What its message queues for, and the ticks for which it holds that.
+        self.sent: dict[Node, tuple[frozenset[Queue], int]] = {}
         self.left: dict[Node, cp_model.IntVar] = {}  # when its last byte has left
         self.needed: dict[Node, list[Node]] = {n: [] for n in self.nodes}
         self.before: dict[tuple[Node, Node], Truth] = {}
@@ -140,9 +139,9 @@ class Model:
             target = consumer(made, routes) if made else None
             if target is not None:
                 link = n.stage, target
-                wire = round(c.message_bytes / c.link(*link).bandwidth)
+                wire = round(c.passes(*link))
                 if wire:
-                    self.sent[n] = link, wire
+                    self.sent[n] = self._queues(*link), wire
                     self.left[n] = model.new_int_var(0, self.horizon, "")
                     model.add(self.left[n] >= self.end[n] + wire)
         for n in self.nodes:
@@ -173,10 +172,23 @@ class Model:
                 self.before[a, b], self.before[b, a] = first, ~first
                 model.add(self.start[b] >= self.end[a]).only_enforce_if(first)
                 model.add(self.start[a] >= self.end[b]).only_enforce_if(~first)
-            if a in self.sent and self.sent[a] == self.sent.get(b):  # they share a link
-                _, wire = self.sent[a]
-                model.add(self.left[b] >= self.left[a] + wire).only_enforce_if(self.before[a, b])
-                model.add(self.left[a] >= self.left[b] + wire).only_enforce_if(self.before[b, a])
+        for a, b in combinations(self.sent, 2):
+            if not self.sent[a][0] & self.sent[b][0]:
+                continue
+            if a.stage != b.stage:  # they share a port, which takes messages as they are sent
+                first = model.new_bool_var("")
+                model.add(self.end[a] <= self.end[b]).only_enforce_if(first)
+                model.add(self.end[b] <= self.end[a]).only_enforce_if(~first)
+                self.before[a, b], self.before[b, a] = first, ~first
+            for one, other in ((a, b), (b, a)):
+                left = self.left[one] + self.sent[other][1]
+                model.add(self.left[other] >= left).only_enforce_if(self.before[one, other])
+
+    def _queues(self, source: int, target: int) -> frozenset[Queue]:
+        """What passes one message at a time: a link, and ports that are limited."""
+        ends = {("out", source), ("in", target)}
+        limited = {(way, stage) for way, stage in ends if stage in self.conditions.ports}
+        return frozenset({(source, target), *limited})
 
     def _ancestors(self) -> dict[Node, set[Node]]:
         """Per op, all that come before it in every schedule."""

@@ -45,4 +45,7 @@ def jobs(draw: st.DrawFn, stages: int = 4, most: int = 8, cores: bool = True) ->
         recompute=draw(st.booleans()),
         backward=each(seconds) if draw(rarely) else (),
         recomputation=each(seconds) if draw(rarely) else (),
+        ports=draw(st.dictionaries(st.integers(0, p - 1), st.floats(0.1, 10)))
+        if draw(rarely)
+        else {},
     )

@@ -349,3 +349,16 @@ def test_more_memory_is_never_used_in_vain():
     assert plan.predicted == pytest.approx(plan.lower_bound)
     assert max(plan.peak_in_flight) <= 8
     assert all(a >= b for a, b in pairwise(plan.schedule.warmup))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_plan_over_a_port_is_no_slower_than_a_deeper_warmup(seed):
+    """Of messages that two stages send to one at once the searches know nothing."""
+    rng = random.Random(seed)
+    stages = rng.randint(3, 5)
+    delays = both_ways([rng.choice([0.0, rng.uniform(0, 5)]) for _ in range(stages - 1)])
+    port, split = {rng.randrange(1, stages - 1): rng.uniform(0.4, 3)}, rng.random() < 0.7
+    times = ((1.0,) * stages, (1.0,) * stages, (rng.choice([0.6, 1.0]),) * stages)
+    c = Conditions(rng.randint(6, 12), *times, delays, 1.0, ports=port, split=split)
+    others = [make_plan(c, policy).predicted for policy in ("1f1b", "warmup")]
+    assert make_plan(c).predicted <= min(others) * (1 + 1e-9)

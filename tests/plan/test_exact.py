@@ -124,6 +124,7 @@ TRIED = {
     "whole, three microbatches": (2, 3, False, {"split": False}),
     "whole, recompute": (2, 2, False, {"split": False, "recompute": True}),
     "three stages": (3, 2, False, {"split": False}),
+    "three stages, a port": (3, 2, False, {"split": False, "ports": {1: 0.3}}),
     "two chunks, halves": (2, 1, False, {"chunks": 2}),
     "two chunks, whole": (2, 2, True, {"split": False, "chunks": 2}),
 }

@@ -25,7 +25,7 @@ from megatron_adaptra.plan import PLANNERS, evaluate
 from megatron_adaptra.plan import make_plan as plan_with
 from megatron_adaptra.plan.depths import DepthSearch, choices, count_choices, spread
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
-from megatron_adaptra.plan.link_words import out_of_bandwidth
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 
@@ -328,3 +328,15 @@ def test_a_link_out_of_bandwidth_is_distinguished_from_a_slow_one():
         assert job.full_links == full
         assert ("out of bandwidth: 1->2; " in out_of_bandwidth(job)) == bool(full)
     assert not replace(job, links={}).full_links
+
+
+def test_a_port_is_out_of_bandwidth_by_all_that_goes_through_it():
+    pace, links = SLOW.microbatch_seconds, {(1, 2): LinkState(1e-3), (2, 3): LinkState(1e-3)}
+    last = SLOW.stages - 1
+    for share, stage, full in ((0.4, 2, 0), (0.6, 2, 2), (0.6, last, 0), (1.1, last, 1)):
+        rate = 1e6 / (share * pace)
+        job = replace(SLOW, links=links, message_bytes=1e6, ports={stage: rate})
+        assert len(job.full_links) == full
+    link = (last - 1, last)
+    words = f"{1e3 * 1.1 * pace:.3g} for its bytes at {rate / 1e6:.3g} MB/s, all that stage {last}"
+    assert words in link_in_words(job, link)

@@ -191,7 +191,7 @@ def test_a_link_out_of_bandwidth_that_no_plan_helps_has_its_reason() -> None:
     job = Conditions(8, (0.01, 0.01), (0.01, 0.01), (0.01, 0.01), links, message_bytes=1e6)
     text = why_none({(0, 1): 0.002}, job)
     assert "link 0->1 takes 51 ms, 50 for its bytes at 20 MB/s, before 2 ms" in text
-    assert "a message takes up to 50 ms there, a microbatch 30 ms on the slowest stage" in text
+    assert "the messages of a microbatch take up to 50 ms there, a microbatch 30 ms on" in text
     assert why_none({(1, 0): 0.5}, job) == ""  # slow, which a deeper warmup may hide
 
 

@@ -19,7 +19,9 @@ def reference_seconds(program: Program, costs: Conditions | ReplicaConditions, s
     """The end of the iteration."""
     several = costs if isinstance(costs, ReplicaConditions) else None
     c = costs.pipeline if isinstance(costs, ReplicaConditions) else costs
-    slow, paths, ports = (several.slow, several.paths, several.ports) if several else ({}, {}, {})
+    slow, paths, ports = (
+        (several.slow, several.paths, several.ports) if several else ({}, {}, c.ports)
+    )
     stages, chunks = len(program.order) // program.replicas, program.chunks
     ran = {  # who computes it
         (op.kind.value, op.chunk * stages + worker % stages, op.microbatch, op.home): worker

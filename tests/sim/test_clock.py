@@ -253,7 +253,7 @@ def test_agrees_with_the_reference(seed, sends):
 def test_warmup_schedules_agree_with_the_reference(seed, stages, count, sends):
     rng = random.Random(seed)
     program = lower(of_depths(random_depths(rng, stages, count), count), rng.choice([None, 0, 2]))
-    c = random_conditions(rng, stages, count)
+    c = with_a_port(rng, random_conditions(rng, stages, count))
     assert simulate(program, c, sends).makespan == pytest.approx(
         reference_seconds(program, c, sends), rel=1e-12
     )
@@ -266,10 +266,18 @@ def test_the_warmup_clock_is_the_simulator_to_the_last_bit(seed, sends, cores):
     c = random_conditions(rng, stages, count, cores=cores, step_seconds=rng.choice([0.0, 0.3]))
     if rng.random() < 0.5:
         c = replace(c, core_share=tuple(rng.random() for _ in range(stages)))
+    c = with_a_port(rng, c)
     clock = WarmupClock(c, sends)
     for _ in range(8):
         depths = random_depths(rng, stages, count)
         assert clock.seconds(depths) == simulate(lower(of_depths(depths, count)), c, sends).makespan
+
+
+def with_a_port(rng: random.Random, c: Conditions) -> Conditions:
+    """Half of the jobs have a stage whose links share what its port passes."""
+    if rng.random() < 0.5:
+        return c
+    return replace(c, ports={rng.randrange(c.stages): rng.uniform(0.1, 2)})
 
 
 def slower(rng: random.Random, c: Conditions) -> Conditions:

@@ -78,7 +78,7 @@ class _Dispatch:
         self.depth = [max(1.0, rule.in_flight) * shop.chunks for rule in rules]
         self.order: Order = [[] for _ in range(stages)]
         self.events = [(0.0, stage) for stage in range(stages)]
-        self.sent: dict[tuple[int, int], float] = {}  # link -> when its last message has left
+        self.sent: dict[tuple[int, int], float] = {}  # when the last message has left it
         self.guarded = recompute or shop.chunks > 1
         own = [range(s, positions, stages) for s in range(stages)]
         self.own = [tuple(row) for row in own]
@@ -263,12 +263,13 @@ class _Dispatch:
         return self.pending_weight(stage)
 
     def arrival(self, op: int, source: int, target: int, end: float) -> float:
-        """When the output of `op` arrives; messages of a link go one after another."""
+        """When the output of `op` arrives; messages of a link, or port, go one after another."""
         link = source, target
         wire = self.shop.wires.get(link)
         if wire is None:
             return end + self.shop.lag[self.shop.consumer[op]]
-        self.sent[link] = left = max(self.sent.get(link, 0.0), end) + wire
+        queue = self.shop.queues[link]
+        self.sent[queue] = left = max(self.sent.get(queue, 0.0), end) + wire
         return left + self.shop.conditions.link(*link).delay
 
     def pending_weight(self, stage: int) -> int:

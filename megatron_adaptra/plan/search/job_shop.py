@@ -2,7 +2,8 @@
 
 What the searches share: costs by op number, the one message each op waits for, what each op does to
 the stage's memory, and the times that follow from an order. Sends are eager and every stage has a
-device of its own; other transports are judged by `sim` in the end.
+device of its own. Its port limits what it sends, but not what two others send to it at once; that,
+and other transports, are judged by `sim` in the end.
 
 Microbatches are alike, so on every stage the forwards of a chunk may run in their order, and so may
 the backwards: exchanging two numbers in any schedule that does otherwise changes no time. Weight
@@ -23,6 +24,7 @@ FORWARD, BACKWARD, WEIGHT, RECOMPUTE = range(4)  # BACKWARD: its input half wher
 ROOM = 1e-9  # of one microbatch's activations; sums of halves and twentieths are not exact
 
 Order = list[list[int]]  # per stage, the numbers of its ops
+Way = tuple[int, int]  # of a link, the stages; of the port that a stage sends by, twice the stage
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def exact_times(conditions: Conditions, sends: str) -> bool:
     A shop takes a backward for its halves.
     """
     halves = not conditions.split or not conditions.backward
-    return sends == "eager" and not conditions.shared and halves
+    return sends == "eager" and not (conditions.shared or conditions.ports) and halves
 
 
 class JobShop:
@@ -61,7 +63,9 @@ class JobShop:
         self.producer = [-1] * size  # the op of another position whose output an op needs
         self.consumer = [-1] * size  # the op of another position that needs an op's output
         self.lag = [0.0] * size  # seconds from the end of `before` to its arrival
-        self.wires = self._wires()
+        # Of links whose messages take time for their bytes, how much; and what they queue for.
+        self.wires: dict[Way, float] = {}
+        self.queues: dict[Way, Way] = {}
         for x in range(self.positions):
             self._position(x)
 
@@ -83,11 +87,10 @@ class JobShop:
         self.producer[user], self.consumer[maker] = maker, user
         if source != target:
             self.lag[user] = self.conditions.message_seconds(source, target)
-
-    def _wires(self) -> dict[tuple[int, int], float]:
-        """Seconds that a message holds its link, for the links where that is not nothing."""
-        each = {way: self.conditions.wire(*way) for way in self.conditions.links}
-        return {way: wire for way, wire in each.items() if wire > 0}
+            if (wire := self.conditions.passes(source, target)) > 0:
+                self.wires[source, target] = wire
+                to = source if source in self.conditions.ports else target
+                self.queues[source, target] = source, to
 
     def number(self, position: int, kind: int, microbatch: int) -> int:
         """The number of the op of that kind and `microbatch` at a position."""
@@ -133,7 +136,7 @@ class JobShop:
         at, now = [0] * stages, [0.0] * stages
         sequence: list[int] = []
         append, narrow = sequence.append, bool(self.wires)
-        free: dict[tuple[int, int], float] = {}
+        free: dict[Way, float] = {}
         arrival: dict[int, float] = {}
         down, up = range(stages), range(stages - 1, -1, -1)
         total = sum(map(len, order))
@@ -165,16 +168,15 @@ class JobShop:
             if len(sequence) == ran:
                 return None
 
-    def _send(
-        self, op: int, t: float, free: dict[tuple[int, int], float], arrival: dict[int, float]
-    ) -> None:
-        """Messages of one link go one after another at its bandwidth."""
+    def _send(self, op: int, t: float, free: dict[Way, float], arrival: dict[int, float]) -> None:
+        """Messages of one link, or port, go one after another at its bandwidth."""
         user = self.consumer[op]
         link = self.stage_of(op), self.stage_of(user)
         wire = self.wires.get(link)
         if wire is not None:
-            free[link] = max(free.get(link, 0.0), t) + wire
-            arrival[user] = free[link] + self.conditions.link(*link).delay
+            queue = self.queues[link]
+            free[queue] = left = max(free.get(queue, 0.0), t) + wire
+            arrival[user] = left + self.conditions.link(*link).delay
 
     # --- to and from schedules -------------------------------------------------------------------
 

@@ -1,0 +1,190 @@
+"""A thin port is distinguished from thin links, and trainings over it are predicted rightly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import make_plan
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.telemetry.link_probe import NBYTES
+from megatron_adaptra.telemetry.port_use import PortModel, PortUse, port_use
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.transport.base import Stamps
+
+MS = 1e-3
+STAGES, COUNT, SMALL = 4, 12, 0.3 * MS
+MESSAGE, RATE = 400_000, 20e6  # 20 ms
+LINKS = [(a, b) for a in range(STAGES) for b in (a - 1, a + 1) if 0 <= b < STAGES]
+
+
+def job(thin: int | None, port: bool, rate: float = RATE) -> Conditions:
+    """Stages of 9 and 16 ms; all links of stage `thin` pass `rate`, or its `port` does so."""
+    links = {
+        link: LinkState(SMALL, rate) if thin in link and not port else LinkState(SMALL)
+        for link in LINKS
+    }
+    ports = {thin: rate} if port and thin is not None else {}
+    return Conditions(
+        COUNT, (9 * MS,) * STAGES, (10 * MS,) * STAGES, (6 * MS,) * STAGES, links,
+        message_bytes=MESSAGE, ports=ports,
+    )  # fmt: skip
+
+
+def reports(
+    true: Conditions, schedule: Schedule, iteration: int, rng: random.Random
+) -> list[StageReport]:
+    """What the stages measure of an iteration; messages are up to a millisecond late."""
+    timeline = simulate(lower(schedule), true)
+    records = [IterationRecord(s, iteration, 1.0, 1.0 + timeline.makespan) for s in range(STAGES)]
+    for span in sorted(timeline.spans, key=lambda span: span.start):
+        if span.op.kind.computes:
+            record = records[span.stage]
+            record.ops.append(OpTime(span.op, 1 + span.start, 1 + span.end, 0.0))
+    for m in sorted(timeline.messages, key=lambda m: m.arrived):
+        late = 1 + m.arrived + rng.uniform(0, 0.2 * MS)
+        stamps = Stamps(1 + m.sent, 0.5, late, eager=True, nbytes=MESSAGE)
+        records[m.target].messages.append((m.source, m.op, stamps))
+    for source, target in LINKS:
+        probe = Stamps(0.5, 0.1, 0.5 + SMALL, eager=True, nbytes=NBYTES)
+        records[target].probed.append((source, probe))
+    return [record.report() for record in records]
+
+
+def trained(true: Conditions, schedule: Schedule, healthy: int = 10, slow: int = 20) -> Estimator:
+    """What is known after so many iterations; all is well in the first ones."""
+    rng = random.Random(7)
+    estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, split=True)
+    for i in range(healthy + slow):
+        now = true if i >= healthy else job(None, False)
+        if estimator.update(reports(now, schedule, i, rng)):
+            estimator.accept()
+    return estimator
+
+
+def schedules() -> dict[str, Schedule]:
+    both = {"1f1b": "1f1b", "warmup": "warmup", "adaptive": "adaptive"}
+    slow = replace(job(2, False), links={**job(2, False).links, (1, 2): LinkState(60 * MS)})
+    return {name: make_plan(slow, policy).schedule for name, policy in both.items()}
+
+
+@pytest.mark.parametrize("rate", [20e6, 35e6])
+@pytest.mark.parametrize("name", ["1f1b", "warmup", "adaptive"])
+def test_a_thin_port_is_found_and_iterations_are_predicted(name: str, rate: float) -> None:
+    schedule, true = schedules()[name], job(2, True, rate)
+    found = trained(true, schedule).conditions()
+    assert found.ports.keys() == {2}
+    assert found.ports[2] == pytest.approx(rate, rel=0.05)
+    for other in schedules().values():
+        predicted = simulate(lower(other), found).makespan
+        assert predicted == pytest.approx(simulate(lower(other), true).makespan, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "warmup", "adaptive"])
+def test_two_thin_links_are_no_port(name: str) -> None:
+    schedule, true = schedules()[name], job(2, False)
+    found = trained(true, schedule).conditions()
+    assert found.ports == {}
+    for a, b in pairwise(range(1, STAGES)):
+        assert found.link(a, b).bandwidth == pytest.approx(RATE, rel=0.05)
+
+
+def test_one_thin_link_is_no_port() -> None:
+    links = {**job(None, False).links, (1, 2): LinkState(SMALL, RATE), (2, 1): LinkState(0.0, RATE)}
+    found = trained(replace(job(None, False), links=links), schedules()["warmup"]).conditions()
+    assert found.ports == {}
+
+
+def test_a_port_that_has_healed_is_forgotten() -> None:
+    schedule, true = schedules()["warmup"], job(2, True)
+    rng, estimator = random.Random(7), trained(true, schedule)
+    assert estimator.conditions().ports
+    changed = []
+    for i in range(20):
+        changed += estimator.update(reports(job(None, False), schedule, 30 + i, rng))
+        estimator.accept()
+    assert changed
+    assert estimator.conditions().ports == {}
+
+
+def test_a_port_that_is_known_later_changes_its_links() -> None:
+    """Links are known to be thin; that it is because of a port, only once messages came alone."""
+    schedule, true, rng = schedules()["warmup"], job(2, True), random.Random(7)
+    estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, split=True)
+    together, changed = PortUse(0.0, 0.0, 2 * MESSAGE, 0.04, 0.08), set()
+    for i in range(40):
+        row = reports(true if i >= 10 else job(None, False), schedule, i, rng)
+        if i < 30:
+            row = [replace(one, port=together if one.port else None) for one in row]
+        found = estimator.update(row)
+        estimator.accept()
+        changed |= set(found) if i >= 30 else set()
+        assert not estimator.conditions().ports or i >= 30
+    assert changed == {link for link in LINKS if 2 in link}
+    assert estimator.conditions().ports.keys() == {2}
+
+
+def message(begin: float, end: float) -> Stamps:
+    return Stamps(begin, 0.0, end, eager=True, nbytes=MESSAGE)
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_messages_that_share_a_port_one_after_another_or_side_by_side(fair: bool) -> None:
+    """TCP connections share a port evenly: two messages that begin together end together."""
+    alone, both = message(1.0, 1.02), message(2.0, 2.04 if fair else 2.02)
+    use = port_use({1: [alone, both], 3: [message(2.0, 2.04)]}, {1: 0.0, 3: 0.0})
+    assert use.alone_bytes == MESSAGE
+    assert use.together_bytes == 2 * MESSAGE
+    assert use.alone == pytest.approx(0.02)
+    assert use.together == pytest.approx(0.04)
+    assert use.sources == pytest.approx(0.08 if fair else 0.06)
+    model = PortModel()
+    for _ in range(5):
+        assert not model.shared
+        model.add(use)
+    assert model.shared
+    assert model.rate == pytest.approx(RATE)
+
+
+def test_what_two_clocks_differ_by_is_in_the_small_message() -> None:
+    there = {1: [message(501.0, 1.02)], 3: [message(301.5, 1.02)]}
+    use = port_use(there, {1: -500.0, 3: -300.5})
+    assert use == pytest.approx((0.0, 0.0, 2 * MESSAGE, 0.02, 0.04))
+
+
+def test_sources_that_never_come_alone_show_no_port() -> None:
+    model = PortModel()
+    for _ in range(20):
+        model.add(PortUse(0.0, 0.0, 2 * MESSAGE, 0.04, 0.08))
+    assert not model.shared
+
+
+def test_sources_that_always_come_alone_share_a_port_until_they_show_otherwise() -> None:
+    model = PortModel()
+    for i in range(10):
+        assert not model.shared, i
+        model.add(PortUse(2 * MESSAGE, 0.04, 0.0, 0.0, 0.0))
+    assert model.shared
+    for _ in range(5):
+        assert model.shared
+        model.add(PortUse(2 * MESSAGE, 0.04, 2 * MESSAGE, 0.02, 0.04))
+    assert not model.shared
+
+
+def test_noise_does_not_make_a_port_come_and_go() -> None:
+    """Gains as they were measured beside computation on two cores, of two links of 20 MB/s."""
+    gains = (0.0, -0.2, 0.1, 2.1, 1.5, 1.2, 1.8, 0.1, -2.0, 0.15, 1.0, 1.35)
+    model, found = PortModel(), []
+    for gain in gains:
+        model.add(PortUse(MESSAGE, 0.02, MESSAGE * 1.3**gain, 0.02, 0.026))
+        found.append(model.shared)
+    assert sum(a != b for a, b in pairwise(found)) <= 2
+    assert not found[-1]
