@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 
@@ -15,7 +17,8 @@ def slow_links(conditions: Conditions) -> str:
         for (a, b), link in sorted(conditions.links.items())
         if link.delay > 0 or conditions.passes(a, b) > 0
     ]
-    return f"slow links {'; '.join(_first(slow))}: " if slow else "no slow link: "
+    shared = ports_in_words(conditions, conditions.links)
+    return f"slow links {'; '.join(_first(slow))}{shared}: " if slow else "no slow link: "
 
 
 def _first(links: list[str]) -> list[str]:
@@ -31,10 +34,20 @@ def link_in_words(conditions: Conditions | ReplicaConditions, link: tuple[int, i
     if seconds := conditions.passes(*link):
         rate = conditions.message_bytes / seconds / 1e6
         text += f", {1e3 * seconds:.3g} for its bytes at {rate:.3g} MB/s"
-    ports = [worker for worker in link if 0 < conditions.port(worker) == seconds]
-    if ports:
-        text += f", all that {conditions.name(ports[0])} passes over its links together"
     return text
+
+
+def ports_in_words(
+    conditions: Conditions | ReplicaConditions, links: Iterable[tuple[int, int]]
+) -> str:
+    """What the `links` share with others at their ends, as the end of a sentence; or empty."""
+    ends = sorted({worker for link in links for worker in link})
+    return "".join(
+        f"; {conditions.name(worker)} passes {conditions.message_bytes / seconds / 1e6:.3g} MB/s "
+        "over all its links together"
+        for worker in ends
+        if (seconds := conditions.port(worker)) > 0
+    )
 
 
 def out_of_bandwidth(conditions: Conditions) -> str:

@@ -25,7 +25,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
-from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.runtime.record import RunRecord
 
 VERSION = 1
@@ -317,7 +317,7 @@ def _changes(
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in before.items()
     )
-    return f"link {links}"
+    return f"link {links}{ports_in_words(conditions, before)}"
 
 
 def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:

@@ -25,7 +25,7 @@ from megatron_adaptra.plan import PLANNERS, evaluate
 from megatron_adaptra.plan import make_plan as plan_with
 from megatron_adaptra.plan.depths import DepthSearch, choices, count_choices, spread
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
-from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 
@@ -338,5 +338,8 @@ def test_a_port_is_out_of_bandwidth_by_all_that_goes_through_it():
         job = replace(SLOW, links=links, message_bytes=1e6, ports={stage: rate})
         assert len(job.full_links) == full
     link = (last - 1, last)
-    words = f"{1e3 * 1.1 * pace:.3g} for its bytes at {rate / 1e6:.3g} MB/s, all that stage {last}"
-    assert words in link_in_words(job, link)
+    assert f"{1e3 * 1.1 * pace:.3g} for its bytes at {rate / 1e6:.3g} " in link_in_words(job, link)
+    assert ports_in_words(job, [link]) == (
+        f"; stage {last} passes {rate / 1e6:.3g} MB/s over all its links together"
+    )
+    assert ports_in_words(job, [(0, 1)]) == ""

@@ -188,3 +188,11 @@ def test_noise_does_not_make_a_port_come_and_go() -> None:
         found.append(model.shared)
     assert sum(a != b for a, b in pairwise(found)) <= 2
     assert not found[-1]
+
+
+def test_a_message_that_was_held_up_makes_no_port() -> None:
+    """What comes together takes four times as long in one iteration, as where a core was busy."""
+    model = PortModel()
+    for gain in (1.2, 0.9, 1.0, -6.0, 1.3, 1.1):
+        model.add(PortUse(MESSAGE, 0.02, MESSAGE * 1.3**gain, 0.02, 0.026))
+        assert not model.shared
