@@ -17,9 +17,13 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 
 class _OneThread(ProcessGroupGloo):
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, **more: object
+    ) -> None:
         options, create = ProcessGroupGloo._Options(), ProcessGroupGloo.create_device
         options._threads, options._timeout = 1, timeout
+        for name, value in more.items():  # torch 2.14 has one
+            setattr(options, name, value)
         interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
         options._devices = [create(interface=name) for name in interfaces]
         options._devices = options._devices or [ProcessGroupGloo.create_default_device()]
