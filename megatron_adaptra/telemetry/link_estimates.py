@@ -16,7 +16,7 @@ from megatron_adaptra.telemetry.port_use import PortModel
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
 
-_SHARED = 4  # links of a worker between two others, from which on a port is shared
+_BETWEEN = 4  # links, at least, of a worker between two others
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 LONGEST = 3600.0  # seconds: no message takes longer
 ALIKE = 2.0  # times as much as another link passes one that shares its port, at most
@@ -127,7 +127,7 @@ class LinkEstimates:
         found = {}
         for worker, model in self._ports.items():
             wires = self._wires(worker)
-            if model.shared and max(wires) <= ALIKE * min(wires):
+            if model.shared and 0 < max(wires, default=0.0) <= ALIKE * min(wires):
                 # What computes meanwhile makes messages late, and never early.
                 found[worker] = max(model.rate, self._message_bytes / min(wires))
         return found
@@ -135,7 +135,7 @@ class LinkEstimates:
     def _wires(self, worker: int) -> list[float]:
         """What messages keep the links of a `worker` busy for that is between others."""
         links = [link for link in self.charts if worker in link]
-        return [self.wire(link) for link in links] if len(links) >= _SHARED else []
+        return [self.wire(link) for link in links] if len(links) >= _BETWEEN else []
 
     def _port_changed(self, worker: int) -> bool:
         now, planned = self.ports().get(worker), self._planned_ports.get(worker)
