@@ -94,16 +94,16 @@ class LinkEstimates:
             if delays.get(link, math.inf) <= LONGEST
             and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
-        # What of it is for its bytes takes some more iterations to find out.
-        return changed + [link for link in self.charts if link not in changed and self._apart(link)]
+        # What of it is for its bytes, or a port's, takes some more iterations to find out.
+        found = self._changed_ports()
+        return changed + [
+            link
+            for link in self.charts
+            if link not in changed and (not found.isdisjoint(link) or self._apart(link))
+        ]
 
     def _apart(self, link: Link) -> bool:
-        """Whether it has turned out that a slow link takes much of it for bytes, or no more.
-
-        Or that what it takes is a port's, which limits its other links as well.
-        """
-        if any(self._port_changed(worker) for worker in link):
-            return True
+        """Whether it has turned out that a slow link takes much of it for bytes, or no more."""
         chart, change = self.charts[link], abs(self.wire(link) - self._planned[link])
         least = max(ABSOLUTE * self._stage_seconds, self._floor)
         slow = chart.level is not None and chart.level >= least
@@ -137,11 +137,14 @@ class LinkEstimates:
         links = [link for link in self.charts if worker in link]
         return [self.wire(link) for link in links] if len(links) >= _BETWEEN else []
 
-    def _port_changed(self, worker: int) -> bool:
-        now, planned = self.ports().get(worker), self._planned_ports.get(worker)
-        if now is None or planned is None:
-            return now is not planned
-        return abs(now - planned) > RELATIVE * planned
+    def _changed_ports(self) -> set[int]:
+        """Workers whose port is not as planned for."""
+        now, planned = self.ports(), self._planned_ports
+        return now.keys() ^ planned.keys() | {
+            worker
+            for worker in now.keys() & planned.keys()
+            if abs(now[worker] - planned[worker]) > RELATIVE * planned[worker]
+        }
 
     def delay(self, link: Link, native: bool) -> float:
         """Seconds, for our messages or (`native`) for Megatron's; charts have the longer ones."""
