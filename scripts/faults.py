@@ -13,7 +13,6 @@ table of tests/faults/README.md: what caught it, and whether scripts/test.sh run
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -253,11 +252,11 @@ def judged(
     `make_copy` puts into a folder. Raises RuntimeError if one of them ends early.
     """
     fork = multiprocessing.get_context("fork")
-    # Neighbours with the same tests stay together: those pass without a fault, or not, for all.
-    groups = [
-        tuple(group)
-        for _, group in itertools.groupby(faults, lambda fault: (fault.tests, fault.newest))
-    ]
+    # Those with the same tests stay together: these pass without a fault, or not, for all of them.
+    by_tests: dict[tuple[tuple[str, ...], bool], list[Fault]] = {}
+    for fault in faults:
+        by_tests.setdefault((fault.tests, fault.newest), []).append(fault)
+    groups = list(by_tests.values())
     taken = fork.Value("i", 0)
     workers = {}
     with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
