@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.sync import Pair, SyncPlan
@@ -103,23 +103,19 @@ def share_pipelines(
 
 
 def pipeline_of(conditions: ReplicaConditions, replica: int, count: int) -> Conditions:
-    """What is known of one `replica`'s pipeline, for `count` microbatches, without its step.
-
-    A port of a worker limits each of its links as if it was there for that link alone.
-    """
+    """What is known of one `replica`'s pipeline, for `count` microbatches, without its step."""
     c, p, first = conditions, conditions.pipeline, replica * conditions.stages
     workers = range(first, first + c.stages)
 
     def seconds(kind: Kind) -> tuple[float, ...]:
         return tuple(c.seconds(kind, worker) for worker in workers)
 
-    links: dict[tuple[int, int], LinkState] = {}
-    for a, b in pairwise(workers):
-        for source, target in ((a, b), (b, a)):
-            link = c.link(source, target)
-            ports = (c.ports.get(worker, math.inf) for worker in (source, target))
-            link = link._replace(bandwidth=min(link.bandwidth, *ports))
-            links[source - first, target - first] = link
+    links = {
+        (source - first, target - first): c.link(source, target)
+        for a, b in pairwise(workers)
+        for source, target in ((a, b), (b, a))
+    }
+    own = {worker - first: c.ports[worker] for worker in workers if worker in c.ports}
     return replace(
         p,
         microbatches=count,
@@ -129,6 +125,7 @@ def pipeline_of(conditions: ReplicaConditions, replica: int, count: int) -> Cond
         backward=seconds(Kind.B) if p.backward else (),
         recomputation=seconds(Kind.R) if p.recomputation else (),
         links=links,
+        ports={**p.ports, **own},
         activation_budget=c.activation_budget[first : first + c.stages],
         step_seconds=0.0,
         step_sync=(),

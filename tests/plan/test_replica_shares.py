@@ -23,12 +23,12 @@ SLOW = ReplicaConditions(PIPELINE, 4, slow={4: 2.0, 5: 2.0})
 
 @st.composite
 def jobs(draw):
-    """Few microbatches, with memory for all, and nothing that one pipeline cannot have."""
+    """Few microbatches, with memory for all, and no worker dead."""
     c = draw(replica_conditions())
     p, count = c.pipeline, draw(st.integers(1, 4))
     forward = (max(0.5, p.forward[0]), *p.forward[1:])  # something takes time
     pipeline = replace(p, microbatches=count, forward=forward, activation_budget=(), cores=None)
-    return replace(c, pipeline=pipeline, failed=frozenset(), ports={}, activation_budget=())
+    return replace(c, pipeline=pipeline, failed=frozenset(), activation_budget=())
 
 
 @settings(max_examples=30)
@@ -129,10 +129,11 @@ def test_a_pipeline_has_the_links_and_times_of_its_workers():
     )
     one = pipeline_of(c, 1, 5)
     assert (one.microbatches, one.forward, one.backward) == (5, (3, 1), (4.5, 1.5))
-    assert one.link(0, 1) == LinkState(0.5, 2.0)
-    assert one.link(1, 0) == LinkState(0.25, 2.0)
+    assert one.link(0, 1) == LinkState(0.5)
+    assert one.link(1, 0) == LinkState(0.25, 4.0)
+    assert one.ports == {1: 2.0}
     assert one.step_seconds == 0
-    assert pipeline_of(c, 0, 8).link(0, 1) == LinkState(0.5)
+    assert not pipeline_of(c, 0, 8).ports
 
 
 def test_a_plan_of_a_replica_is_that_of_its_count():
@@ -157,3 +158,15 @@ def test_what_no_shares_help_is_refused(change, counts, words):
     with pytest.raises(BadInput) as caught:
         share_pipelines(replace(SLOW, **change), counts=counts)
     assert words in str(caught.value)
+
+
+def test_a_port_in_the_middle_passes_what_comes_from_both_sides_one_after_another():
+    """The middle worker of a replica gets two messages per microbatch, which take 4 s each."""
+    pipeline = Conditions(8, *3 * ((1.0,) * 3,), message_bytes=8.0, split=False)
+    c = ReplicaConditions(pipeline, 2, ports={4: 2.0})
+    full, part = share_pipelines(c, counts=(8, 8)), share_pipelines(c)
+    assert full.seconds[1] > 8 * 2 * 4
+    schedule = make_plan(pipeline, "1f1b").schedule.replicated(2)
+    assert full.full == pytest.approx(evaluate_replicas(schedule, c).predicted)
+    assert part.sync.counts[1] < 4  # the other one's stages take 3 s for a microbatch
+    assert part.predicted < full.predicted

@@ -265,10 +265,9 @@ class _Dispatch:
     def arrival(self, op: int, source: int, target: int, end: float) -> float:
         """When the output of `op` arrives; messages of a link, or port, go one after another."""
         link = source, target
-        wire = self.shop.wires.get(link)
-        if wire is None:
+        if link not in self.shop.wires:
             return end + self.shop.lag[self.shop.consumer[op]]
-        queue = self.shop.queues[link]
+        wire, queue = self.shop.wires[link]
         self.sent[queue] = left = max(self.sent.get(queue, 0.0), end) + wire
         return left + self.shop.conditions.link(*link).delay
 

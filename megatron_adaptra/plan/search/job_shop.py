@@ -63,9 +63,8 @@ class JobShop:
         self.producer = [-1] * size  # the op of another position whose output an op needs
         self.consumer = [-1] * size  # the op of another position that needs an op's output
         self.lag = [0.0] * size  # seconds from the end of `before` to its arrival
-        # Of links whose messages take time for their bytes, how much; and what they queue for.
-        self.wires: dict[Way, float] = {}
-        self.queues: dict[Way, Way] = {}
+        # Of links whose messages take time for their bytes, how much, and what they queue for.
+        self.wires: dict[Way, tuple[float, Way]] = {}
         for x in range(self.positions):
             self._position(x)
 
@@ -88,9 +87,8 @@ class JobShop:
         if source != target:
             self.lag[user] = self.conditions.message_seconds(source, target)
             if (wire := self.conditions.passes(source, target)) > 0:
-                self.wires[source, target] = wire
                 to = source if source in self.conditions.ports else target
-                self.queues[source, target] = source, to
+                self.wires[source, target] = wire, (source, to)
 
     def number(self, position: int, kind: int, microbatch: int) -> int:
         """The number of the op of that kind and `microbatch` at a position."""
@@ -172,9 +170,8 @@ class JobShop:
         """Messages of one link, or port, go one after another at its bandwidth."""
         user = self.consumer[op]
         link = self.stage_of(op), self.stage_of(user)
-        wire = self.wires.get(link)
-        if wire is not None:
-            queue = self.queues[link]
+        if link in self.wires:
+            wire, queue = self.wires[link]
             free[queue] = left = max(free.get(queue, 0.0), t) + wire
             arrival[user] = left + self.conditions.link(*link).delay
 
