@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
-from megatron_adaptra.demo.late_ranks import PORTS
+from megatron_adaptra.demo.hosts import PORTS
 from megatron_adaptra.demo.options import (
     DEMO_ENGINES,
     DROPOUT,
@@ -101,7 +101,7 @@ def _add_links(group: Any) -> None:
         default=[],
         metavar="A-B",
         help="link that gets slow, 2-3 (both ways) or 2>3 (one way), in every replica; repeat it "
-        "or separate several by commas (default: the last link, unless a worker or a path is slow)",
+        "or separate several by commas (default: the last link, unless something else is slow)",
     )
     group.add_argument(
         "--slow-worker",
@@ -188,9 +188,10 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="with --netlab and --late-rank: the rate of a host's port, each way, such as "
-        "all:20MB/s or 3:10MB/s@10..20; host R is rank R; may be repeated, and the first that fits "
-        f"counts (default: {PORTS})",
+        help="with --netlab: port of a host that gets slow, over all its links, and its rate each "
+        "way, such as 2:20MB/s; beside --late-rank the rate of the whole run, such as all:20MB/s "
+        f"or 3:10MB/s@10..20 (default then: {PORTS}); host R is rank R; may be repeated, and the "
+        "first that fits counts",
     )
     group.add_argument(
         "--no-emulation",
@@ -303,8 +304,8 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
     slow = (
-        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica", "--delay",
-        "--bandwidth", "--from-iteration", "--to-iteration",
+        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica", "--host",
+        "--delay", "--bandwidth", "--from-iteration", "--to-iteration",
     )  # fmt: skip
     rules = ("--emulate-link", "--emulate-worker")
     for flag, others, why in (
@@ -318,7 +319,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             value = _given(args, other)
             if value is not None and _given(args, flag) is not None:
                 raise BadInput(other, value, f"it has no place beside {flag}, {why}")
-    no_links = (args.slow_worker, args.slow_path, args.late_rank, args.slow_replica)
+    no_links = (args.slow_worker, args.slow_path, args.late_rank, args.slow_replica, args.host)
     if not args.slow_link and any(no_links):
         for flag in ("--delay", "--bandwidth"):
             if (value := _given(args, flag)) is not None:

@@ -1,4 +1,4 @@
-"""Which data-parallel ranks come late to their gradients, and what hosts' ports pass then."""
+"""Which data-parallel ranks come late to their gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
 
 FLAG = "--late-rank"
-PORTS = "all:5MB/s"  # of a laboratory's hosts, unless it is given
 MIN_GAIN = 0.03  # of an iteration: a plan of an all-reduce saves less than one of a pipeline
 _RANKS = Numbered(
     FLAG, re.compile(r"(\d{1,9}):([^:@]+)", re.ASCII),

@@ -46,12 +46,10 @@ def of_the_run(
             f"waiting, as if a GPU ran it."
         )
     if options.emulate and options.bandwidth is not None:
-        wire = 1e3 * options.message_bytes / options.bandwidth
-        notes.append(
-            f"At {size(options.bandwidth)}/s a message of {size(options.message_bytes)} keeps the "
-            f"slow link busy for {wire:.3g} ms. A deeper warmup hides delay; it does not help "
-            f"where messages take longer than a microbatch does."
-        )
+        notes.append(_of_bytes(options.message_bytes, options.bandwidth, "the slow link"))
+    if thin := [] if options.late_ranks else options.port_rules:
+        rate = min(rule.rate for rule in thin)
+        notes.append(_of_bytes(options.message_bytes, rate, "the slow port"))
     others = {name: load["others"] for name, load in machine["cpu_share"].items()}
     others.pop("compared", None)
     busy = {name: share for name, share in others.items() if share > BUSY}
@@ -63,6 +61,14 @@ def of_the_run(
             f"take longer, and differ more, than on an idle machine."
         )
     return notes
+
+
+def _of_bytes(nbytes: int, rate: float, where: str) -> str:
+    return (
+        f"At {size(rate)}/s a message of {size(nbytes)} keeps {where} busy for "
+        f"{1e3 * nbytes / rate:.3g} ms. A deeper warmup hides delay; it does not help where "
+        f"messages take longer than a microbatch does."
+    )
 
 
 def of_predictions(

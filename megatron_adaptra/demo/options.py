@@ -17,6 +17,7 @@ from megatron_adaptra.config import (
     parse_budget,
 )
 from megatron_adaptra.demo import late_ranks, slow_replicas
+from megatron_adaptra.demo.hosts import HOST, check_hosts, names, port_texts
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
@@ -69,7 +70,8 @@ class DemoOptions:
     then. `slow_replicas`: replicas all of whose workers get slow (`2:2x`); the plugin shares out
     microbatches then. `op_times`: how many times as long as it computes each op takes, by waiting;
     0: with `slow_replicas`, so many that the cores are idle half of the time, else 1. `hosts`: with
-    `netlab`, rates of ports (`all:20MB/s`); empty: the default.
+    `netlab`, rates of ports (`2:20MB/s`): of the whole run with `late_ranks`, where empty is the
+    default, else of the slow phase.
 
     `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
 
@@ -200,7 +202,7 @@ class DemoOptions:
     def _check_slow(self) -> None:
         """What gets slow in the slow phase: each link, path and worker once."""
         slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks)
-        if not any((*slow, self.slow_replicas, self._rules)):
+        if not any((*slow, self.slow_replicas, self.hosts, self._rules)):
             self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
         replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
         ends: list[tuple[int, int]] = []
@@ -235,18 +237,8 @@ class DemoOptions:
 
     def _check_late(self) -> None:
         """Late ranks, and the ports of hosts, which only a laboratory has."""
-        parse_late = late_ranks.parse_late_ranks
-        late = parse_late(self.late_ranks, self.data_parallel, self.timeout)
-        if self.hosts and not (self.netlab and late):
-            allowed = f"it needs --netlab, whose hosts have ports, and {late_ranks.FLAG}"
-            raise BadInput("--host", ",".join(self.hosts), allowed)
-        if late and self.netlab and (links := self.slow_links + self.slow_paths):
-            flag = "--slow-link" if self.slow_links else "--slow-path"
-            allowed = (
-                f"it has no place beside --netlab and {late_ranks.FLAG}, where ports of hosts have "
-                "rates, and no link can be slow"
-            )
-            raise BadInput(flag, ",".join(links), allowed)
+        late = late_ranks.parse_late_ranks(self.late_ranks, self.data_parallel, self.timeout)
+        check_hosts(self.hosts, self.netlab, bool(late), self.slow_links, self.slow_paths)
         _ = self.port_rules  # which raises
 
     def _take_rules(self) -> None:
@@ -412,13 +404,19 @@ class DemoOptions:
     @property
     def ports(self) -> list[str]:
         """The rules of the laboratory's ports, in the syntax of `--host`."""
-        return (self.hosts or [late_ranks.PORTS]) if self.netlab and self.late_ranks else []
+        slow_phase = self.from_iteration, self.to_iteration
+        return port_texts(self.hosts, self.netlab, bool(self.late_ranks), slow_phase)
+
+    @property
+    def slow_hosts(self) -> list[str]:
+        """Those whose ports get slow, each with its rate: `2:20MB/s`."""
+        return [] if self.late_ranks else names(self.port_rules)
 
     @property
     def port_rules(self) -> list[PortRule]:
         """What the ports of the laboratory's hosts pass; raises BadInput."""
         world = self.world
-        return [rule for text in self.ports for rule in parse_port_rules(text, world, "--host")]
+        return [rule for text in self.ports for rule in parse_port_rules(text, world, HOST)]
 
     def _host(self, worker: int) -> int:
         replica, stage = divmod(worker, self.stages)

@@ -347,7 +347,8 @@ def _summary(
             "slow_paths": options.slow_paths if options.emulate else [],
             "late_ranks": options.late_ranks if options.emulate else [],
             "slow_replicas": options.slow_replicas if options.emulate else [],
-            "hosts": options.ports,
+            "slow_hosts": options.slow_hosts if options.emulate else [],
+            "hosts": options.ports if options.late_ranks else [],
             "emulate_link": options.emulate_link,
             "emulate_worker": options.emulate_worker,
             "delay_ms": 1e3 * options.delay

@@ -94,11 +94,11 @@ def speedup(report: Report) -> float | None:
 
 
 def slow_parts(report: Report) -> list[str]:
-    """What got slow, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1."""
+    """What got slow, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1; port 2."""
     parts = []
     for key, noun in (
         ("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"),
-        ("slow_replicas", "replica"),
+        ("slow_replicas", "replica"), ("slow_hosts", "port"),
     ):  # fmt: skip
         given = [str(one).partition(":")[0] for one in listing(config(report).get(key))]
         names = [name.replace("-", "–") for name in given]
@@ -114,14 +114,14 @@ def late_ranks(report: Report) -> list[str]:
 
 
 def slow_noun(summary: Mapping[str, Any]) -> str:
-    """What got slow, or late: slow link, path, worker or replica, or late rank.
+    """What got slow, or late: slow link, path, worker, replica or port, or late rank.
 
     `summary`: what summary.json holds.
     """
     given = mapping(summary.get("config"))
     nouns = (
         ("slow_links", "slow link"), ("slow_paths", "slow path"), ("slow_workers", "slow worker"),
-        ("slow_replicas", "slow replica"), ("late_ranks", "late rank"),
+        ("slow_replicas", "slow replica"), ("slow_hosts", "slow port"), ("late_ranks", "late rank"),
     )  # fmt: skip
     return next((noun for key, noun in nouns if listing(given.get(key))), "slow link")
 
@@ -181,6 +181,9 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
     ):  # fmt: skip
         if given := [str(one) for one in listing(c.get(key))]:
             out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
+    for one in listing(c.get("slow_hosts")):
+        host, _, most = str(one).partition(":")
+        out.append(f"all links of host {host} together pass {most} each way")
     for one in listing(c.get("late_ranks")):
         rank, _, late = str(one).partition(":")
         out.append(f"data-parallel rank {rank} comes {late} late")

@@ -33,7 +33,6 @@ LATE = ("--data-parallel", "4", "--late-rank", "2:30ms")
         ),
         ((*LATE, "--late-rank", "1:2" * 99), "--late-rank", "1:2", "such as 2:30ms"),
         ((*LATE, "--host", "all:5MB/s"), "--host", "all:5MB/s", "it needs --netlab"),
-        (("--netlab", "--host", "all:5MB/s"), "--host", "all:5MB/s", "and --late-rank"),
         (
             (*LATE, "--stages", "2", "--netlab", "--host", "8:5MB/s"),
             "--host", "8:5MB/s", "the hosts are 0 to 7",
