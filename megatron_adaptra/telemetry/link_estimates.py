@@ -120,14 +120,18 @@ class LinkEstimates:
     def ports(self) -> dict[int, float]:
         """Bytes per second that workers receive over all their links, and send, where it matters.
 
-        All links of such a worker are thin, and none passes much more than another one. Two that
-        are thin for reasons of their own would bring twice as much together, and are seen to; where
-        they never bring something at once, one port is the likelier reason.
+        All links of such a worker are thin, and none passes much more than another one. That they
+        share a port shows where messages meet; where none do, it is the likeliest reason if links
+        of no other worker are as thin.
         """
         found = {}
         for worker, model in self._ports.items():
             wires = self._wires(worker)
-            if model.shared and 0 < max(wires, default=0.0) <= ALIKE * min(wires):
+            if not 0 < max(wires, default=0.0) <= ALIKE * min(wires):
+                continue
+            others = (self.wire(link) for link in self.charts if worker not in link)
+            alike = any(ALIKE * wire >= min(wires) for wire in others)
+            if model.shared or (model.never_meet and not alike):
                 # What computes meanwhile makes messages late, and never early.
                 found[worker] = max(model.rate, self._message_bytes / min(wires))
         return found

@@ -1,37 +1,55 @@
-"""Whether the links of a worker share a port, by what comes over them at once.
+"""Whether the links of a worker share a port, by what messages lose when they come at once.
 
-Two links that are thin by themselves bring twice as much while both bring something; two that share
-a port bring no more than one. So each receiver reports how fast its large messages have come, apart
-for stretches of time with messages from one source alone and from several.
+Over links of their own two messages that come at once take what each takes alone. Through one port
+they take longer together, by as much as they would have overlapped: one waits for the other, or
+both come at half the rate, and then twice as much. Which of them meet is told by when they began,
+not by how long they took, since a receiver without a core makes any message look long.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from megatron_adaptra.telemetry.link_fit import by_themselves
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW, FEWEST = 10, 5  # iterations that count, and how many of them show something at least
-TOGETHER, APART = 0.4, 0.7  # gains below which a port is shared, and above which it is no more
-SHOWS = 1.15  # sources at once, on average, from which on stretches show anything
+ALONE = 5  # messages, in these, from which it is known how late messages are anyway
+SHARED, OWN = 0.5, 0.3  # of their overlap: lost above it for one port, below it for own links
+MEET = 0.05  # of the seconds in which something came: messages that overlap less never meet
 
 
 class PortUse(NamedTuple):
-    """Bytes and seconds of an iteration's stretches with messages from one source, or several.
+    """What the large messages of an iteration show, in bytes and seconds.
 
-    `sources`: seconds of the latter, each counted as often as sources brought something.
+    Args:
+        nbytes, seconds: that came, and while something was on its way.
+        alone, late_alone: how many messages met none of another source, and by how much in all they
+            were longer on their way than the fast ones.
+        met, late_met: the same of those that did meet.
+        overlap: for how long these would have come at once over links of their own, by pairs.
     """
 
-    alone_bytes: float
-    alone: float
-    together_bytes: float
-    together: float
-    sources: float
+    nbytes: float = 0.0
+    seconds: float = 0.0
+    alone: float = 0.0
+    late_alone: float = 0.0
+    met: float = 0.0
+    late_met: float = 0.0
+    overlap: float = 0.0
+
+
+class _Span(NamedTuple):
+    """When a message that came by itself was on its link, by the receiver's clock."""
+
+    begin: float
+    end: float
+    nbytes: int
+    source: int
 
 
 def port_use(messages: Mapping[int, Sequence[Stamps]], transits: Mapping[int, float]) -> PortUse:
@@ -49,81 +67,80 @@ def port_use(messages: Mapping[int, Sequence[Stamps]], transits: Mapping[int, fl
         for source, some in messages.items()
         for one in by_themselves(some, transits[source])
     )
-    found = [0.0] * 5
-    for stretch in _stretches(spans):
-        several = 2 * (len({span.source for span in stretch}) > 1)
-        found[several] += sum(span.nbytes for span in stretch)
-        found[several + 1] += max(span.end for span in stretch) - stretch[0].begin
-        if several:
-            found[4] += sum(span.end - span.begin for span in stretch)
-    return PortUse(*found)
+    paces = sorted((span.end - span.begin) / span.nbytes for span in spans)
+    pace = paces[len(paces) // 10] if paces else 0.0  # seconds of a byte that nothing has held up
+    overlaps = [0.0] * len(spans)
+    for i, j in _pairs(spans, pace):
+        common = min(_due(spans[i], pace), _due(spans[j], pace)) - spans[j].begin
+        overlaps[i] += common / 2
+        overlaps[j] += common / 2
+    counts, late = [0.0, 0.0], [0.0, 0.0]
+    ends: dict[int, float] = {}  # by source, of what has begun
+    for span, overlap in zip(spans, overlaps, strict=True):
+        meets, alone = overlap > 0, pace * span.nbytes
+        behind = any(end > span.begin for source, end in ends.items() if source != span.source)
+        ends[span.source] = max(span.end, ends.get(span.source, -math.inf))
+        if behind and not meets:  # behind what was late itself: perhaps held up by it
+            continue
+        counts[meets] += 1
+        # Half the rate makes it twice as long. What is longer was held up by something else.
+        late[meets] += min(max(0.0, span.end - span.begin - alone), alone)
+    nbytes = sum(span.nbytes for span in spans)
+    return PortUse(
+        nbytes, _covered(spans), counts[0], late[0], counts[1], late[1], math.fsum(overlaps)
+    )
 
 
-class _Span(NamedTuple):
-    """When a message that came by itself was on its link, by the receiver's clock."""
-
-    begin: float
-    end: float
-    nbytes: int
-    source: int
+def _due(span: _Span, pace: float) -> float:
+    """When it would have come over a link of its own."""
+    return span.begin + pace * span.nbytes
 
 
-def _stretches(spans: Iterable[_Span]) -> Iterator[list[_Span]]:
-    """`spans`, in the order of their begin, with no pause in any of the parts."""
-    stretch: list[_Span] = []
-    end = -math.inf
+def _pairs(spans: Sequence[_Span], pace: float) -> Iterable[tuple[int, int]]:
+    """Numbers of two `spans` from different sources that would overlap over links of their own."""
+    under_way: list[int] = []
+    for j, span in enumerate(spans):
+        under_way = [i for i in under_way if _due(spans[i], pace) > span.begin]
+        yield from ((i, j) for i in under_way if spans[i].source != span.source)
+        under_way.append(j)
+
+
+def _covered(spans: Iterable[_Span]) -> float:
+    """Seconds in which at least one of `spans`, in the order of their begin, was under way."""
+    covered, end = 0.0, -math.inf
     for span in spans:
-        if span.begin >= end and stretch:
-            yield stretch
-            stretch = []
-        stretch.append(span)
+        covered += max(0.0, span.end - max(span.begin, end))
         end = max(end, span.end)
-    if stretch:
-        yield stretch
+    return covered
 
 
 class PortModel:
     """Of one worker whose links are all thin, from what it has received since they are.
 
-    `shared`: whether links that pass equally much do so because of one port. Not where they bring
-    more together than one of them alone. Where they never brought something at once, one port is a
-    likelier reason than several links; where they always did, links are known by what each brings
-    then. What little is known changes nothing.
+    `shared`: whether links that pass equally much do so because of one port. Where messages never
+    meet, or always, that is not known: `never_meet`, and links are known by what each brings.
     """
 
     def __init__(self) -> None:
-        self.shared = False
-        self._rates: deque[float] = deque(maxlen=WINDOW)
-        self._gains: deque[float] = deque(maxlen=WINDOW)
-        self._alone = True  # so far: never two sources at once
+        self.shared = self.never_meet = False
+        self._uses: deque[PortUse] = deque(maxlen=WINDOW)
 
     def add(self, use: PortUse) -> None:
         """Take an iteration."""
-        if (seconds := use.alone + use.together) <= 0:
+        if use.seconds <= 0:
             return
-        self._rates.append((use.alone_bytes + use.together_bytes) / seconds)
-        self._alone = self._alone and use.sources <= SHOWS * use.together
-        if (gain := _gain(use)) is not None:
-            # What computes meanwhile makes messages late, so that one iteration shows little.
-            self._gains.append(min(1.5, max(-0.5, gain)))
-        if len(self._gains) >= FEWEST:
-            least = APART if self.shared else TOGETHER
-            self.shared = fmean(self._gains) < least
-        elif len(self._rates) == WINDOW and self._alone:
-            self.shared = True
+        self._uses.append(use)
+        # What computes meanwhile makes messages late, so that one iteration shows little.
+        total = PortUse(*map(math.fsum, zip(*self._uses, strict=True)))
+        meets = total.overlap >= MEET * total.seconds
+        self.never_meet = not meets and len(self._uses) == WINDOW
+        if not meets:
+            self.shared = False
+        elif len(self._uses) >= FEWEST and total.alone >= ALONE:
+            late = total.late_met - total.met * total.late_alone / total.alone
+            self.shared = late > (OWN if self.shared else SHARED) * total.overlap
 
     @property
     def rate(self) -> float:
         """Bytes per second that its links bring; 0 before the first iteration."""
-        return median(self._rates) if self._rates else 0.0
-
-
-def _gain(use: PortUse) -> float | None:
-    """0 where several sources bring as much as one, 1 where each brings as much as alone."""
-    if min(use.alone, use.alone_bytes, use.together, use.together_bytes) <= 0:
-        return None
-    sources = use.sources / use.together
-    if sources < SHOWS:
-        return None
-    times = use.together_bytes / use.together / (use.alone_bytes / use.alone)
-    return math.log(times) / math.log(sources)
+        return median(use.nbytes / use.seconds for use in self._uses) if self._uses else 0.0

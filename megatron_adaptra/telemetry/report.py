@@ -17,7 +17,7 @@ from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
 from megatron_adaptra.telemetry.port_use import PortUse
 
-VERSION = 5
+VERSION = 6
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 

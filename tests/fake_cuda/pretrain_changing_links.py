@@ -1,8 +1,9 @@
 """The training program of tests, while links of NCCL get slow and heal at given iterations.
 
-FAKE_LINKS_CHANGE holds the file that the fake NCCL reads, the rules to write into it, and the
-iterations (from 0) that begin and end slow times: "FILE|0-1 40;2-3 40|10,25,40,55". FAKE_PROGRAM:
-another program, as pretrain_gpt.py of a checkout of Megatron-LM.
+FAKE_LINKS_CHANGE holds the file that the fake NCCL reads, the rules to write into it, the
+iterations (from 0) that begin and end slow times, and the rules of all others, or none:
+"FILE|0-1 40;2-3 40|10,25,40,55|". FAKE_PROGRAM: another program, as pretrain_gpt.py of a checkout
+of Megatron-LM.
 """
 
 import functools
@@ -14,7 +15,7 @@ from pathlib import Path
 from megatron.core.optimizer import optimizer
 from megatron.training import training
 
-path, rules, changes = os.environ["FAKE_LINKS_CHANGE"].split("|")
+path, rules, changes, otherwise = f"{os.environ['FAKE_LINKS_CHANGE']}|".split("|")[:4]
 times = [int(text) for text in changes.split(",")]
 step, count = training.train_step, 0
 
@@ -25,7 +26,7 @@ def train_step(*args, **kwargs):
     if count in times and os.environ["RANK"] == "0":
         slow = times.index(count) % 2 == 0
         new = Path(f"{path}.new")
-        new.write_text(rules.replace(";", "\n") + "\n" if slow else "")
+        new.write_text((rules if slow else otherwise).replace(";", "\n") + "\n")
         new.replace(path)
     count += 1
     return step(*args, **kwargs)
