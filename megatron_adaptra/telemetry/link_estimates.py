@@ -121,8 +121,8 @@ class LinkEstimates:
         """Bytes per second that workers receive over all their links, and send, where it matters.
 
         All links of such a worker are thin, and none passes much more than another one. That they
-        share a port shows where messages meet; where none do, it is the likeliest reason if links
-        of no other worker are as thin.
+        share a port shows where messages meet; where nothing shows, it is the likeliest reason if
+        links of no other worker are as thin.
         """
         found = {}
         for worker, model in self._ports.items():
@@ -131,7 +131,7 @@ class LinkEstimates:
                 continue
             others = (self.wire(link) for link in self.charts if worker not in link)
             alike = any(ALIKE * wire >= min(wires) for wire in others)
-            if model.shared or (model.never_meet and not alike):
+            if model.shared or (model.silent and not alike):
                 # What computes meanwhile makes messages late, and never early.
                 found[worker] = max(model.rate, self._message_bytes / min(wires))
         return found

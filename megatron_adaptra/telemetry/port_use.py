@@ -17,10 +17,14 @@ from typing import NamedTuple
 from megatron_adaptra.telemetry.link_fit import by_themselves
 from megatron_adaptra.transport.base import Stamps
 
-WINDOW, FEWEST = 10, 5  # iterations that count, and how many of them show something at least
-ALONE = 5  # messages, in these, from which it is known how late messages are anyway
-SHARED, OWN = 0.5, 0.3  # of their overlap: lost above it for one port, below it for own links
-MEET = 0.05  # of the seconds in which something came: messages that overlap less never meet
+WINDOW, FEWEST = 20, 5  # iterations that count, and how many of them are looked at first
+SILENCE = 10  # iterations that show nothing, after which nothing is expected of the next ones
+# Of a second of overlap, by how much messages are longer: over links of their own less than that,
+# and through one port more.
+OWN, SHARED = 0.7, 0.3
+ERRORS = 3.0  # standard errors that are left to chance
+_FITTED = 2  # a slope, and how late messages are anyway
+_EXACT = 1e-9  # of sums of squares, which is what rounding leaves
 
 
 class PortUse(NamedTuple):
@@ -28,19 +32,21 @@ class PortUse(NamedTuple):
 
     Args:
         nbytes, seconds: that came, and while something was on its way.
-        alone, late_alone: how many messages met none of another source, and by how much in all they
-            were longer on their way than the fast ones.
-        met, late_met: the same of those that did meet.
-        overlap: for how long these would have come at once over links of their own, by pairs.
+        messages: how many, of those that nothing has held up but messages which they meet.
+        overlap, overlap2: the sum, and that of squares, of the seconds for which they would have
+            come at once over links of their own, half of it counted for each of two.
+        late, late2, product: of the seconds that they took longer than the fast ones do the sum,
+            that of squares, and that of products with the overlap.
     """
 
     nbytes: float = 0.0
     seconds: float = 0.0
-    alone: float = 0.0
-    late_alone: float = 0.0
-    met: float = 0.0
-    late_met: float = 0.0
+    messages: float = 0.0
     overlap: float = 0.0
+    overlap2: float = 0.0
+    late: float = 0.0
+    late2: float = 0.0
+    product: float = 0.0
 
 
 class _Span(NamedTuple):
@@ -74,21 +80,19 @@ def port_use(messages: Mapping[int, Sequence[Stamps]], transits: Mapping[int, fl
         common = min(_due(spans[i], pace), _due(spans[j], pace)) - spans[j].begin
         overlaps[i] += common / 2
         overlaps[j] += common / 2
-    counts, late = [0.0, 0.0], [0.0, 0.0]
+    rows = []
     ends: dict[int, float] = {}  # by source, of what has begun
     for span, overlap in zip(spans, overlaps, strict=True):
-        meets, alone = overlap > 0, pace * span.nbytes
         behind = any(end > span.begin for source, end in ends.items() if source != span.source)
         ends[span.source] = max(span.end, ends.get(span.source, -math.inf))
-        if behind and not meets:  # behind what was late itself: perhaps held up by it
+        if behind and not overlap:  # behind what was late itself, and perhaps held up by it
             continue
-        counts[meets] += 1
         # Half the rate makes it twice as long. What is longer was held up by something else.
-        late[meets] += min(max(0.0, span.end - span.begin - alone), alone)
+        alone = pace * span.nbytes
+        late = min(max(0.0, span.end - span.begin - alone), alone)
+        rows.append((1.0, overlap, overlap**2, late, late**2, overlap * late))
     nbytes = sum(span.nbytes for span in spans)
-    return PortUse(
-        nbytes, _covered(spans), counts[0], late[0], counts[1], late[1], math.fsum(overlaps)
-    )
+    return PortUse(nbytes, _covered(spans), *map(math.fsum, zip(*rows, strict=True)))
 
 
 def _due(span: _Span, pace: float) -> float:
@@ -117,12 +121,14 @@ def _covered(spans: Iterable[_Span]) -> float:
 class PortModel:
     """Of one worker whose links are all thin, from what it has received since they are.
 
-    `shared`: whether links that pass equally much do so because of one port. Where messages never
-    meet, or always, that is not known: `never_meet`, and links are known by what each brings.
+    Attributes:
+        shared: whether links that pass equally much do so because of one port.
+        silent: nothing shows that, as where messages never meet.
     """
 
     def __init__(self) -> None:
-        self.shared = self.never_meet = False
+        self.shared = self.silent = False
+        self._silence = 0
         self._uses: deque[PortUse] = deque(maxlen=WINDOW)
 
     def add(self, use: PortUse) -> None:
@@ -131,16 +137,30 @@ class PortModel:
             return
         self._uses.append(use)
         # What computes meanwhile makes messages late, so that one iteration shows little.
-        total = PortUse(*map(math.fsum, zip(*self._uses, strict=True)))
-        meets = total.overlap >= MEET * total.seconds
-        self.never_meet = not meets and len(self._uses) == WINDOW
-        if not meets:
-            self.shared = False
-        elif len(self._uses) >= FEWEST and total.alone >= ALONE:
-            late = total.late_met - total.met * total.late_alone / total.alone
-            self.shared = late > (OWN if self.shared else SHARED) * total.overlap
+        lost, error = _lost(PortUse(*map(math.fsum, zip(*self._uses, strict=True))))
+        shared, own = lost - ERRORS * error > SHARED, abs(lost) + ERRORS * error < OWN
+        self._silence += 1
+        if shared != own and len(self._uses) >= FEWEST:
+            self.shared, self._silence = shared, 0
+        self.silent = self._silence >= SILENCE
 
     @property
     def rate(self) -> float:
         """Bytes per second that its links bring; 0 before the first iteration."""
         return median(use.nbytes / use.seconds for use in self._uses) if self._uses else 0.0
+
+
+def _lost(use: PortUse) -> tuple[float, float]:
+    """By how much messages are longer for a second of overlap, and the standard error of that.
+
+    By least squares. 0 over links of their own, 1 where one waits for the other, 2 where both get
+    half the rate. The error is infinite where overlaps are all alike.
+    """
+    if use.messages <= _FITTED:
+        return 0.0, math.inf
+    varies = use.overlap2 - use.overlap**2 / use.messages
+    if varies <= _EXACT * use.overlap2:
+        return 0.0, math.inf
+    together = use.product - use.overlap * use.late / use.messages
+    rest = use.late2 - use.late**2 / use.messages - together**2 / varies
+    return together / varies, math.sqrt(max(0.0, rest) / (use.messages - _FITTED) / varies)
