@@ -2,7 +2,7 @@
 
 Over links of their own two messages that come at once take what each takes alone. Through one port
 they take longer together, by as much as they would have overlapped: one waits for the other, or
-both come at half the rate, and then twice as much. Which of them meet is told by when they began,
+both come at half the rate, and then twice as much. Which of them meet shows by when they began,
 not by how long they took, since a receiver without a core makes any message look long.
 """
 
