@@ -31,7 +31,7 @@ from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 SCRIPT = ROOT / "tests" / "fake_cuda" / "pretrain_changing_links.py"
 ON_GPUS = ("--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad")
 MESSAGE = 4 * 32 * 64  # bytes of one of FLAGS' job
-FIRST, SLOW, HEALED = 12, 20, 24  # iterations
+FIRST, SLOW, HEALED = 10, 14, 20  # iterations
 INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
 SOON = 10  # iterations after which stock's messages are due again
 
@@ -135,9 +135,9 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=40.0, help="ms that the link gets slower by")
     parser.add_argument("--link", default="1-2")
     parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--microbatches", type=int, default=12)
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--kernel-us", type=int, default=100)
+    parser.add_argument("--kernel-us", type=int, default=300)
     parser.add_argument("--timeout", type=float, default=590)
     parser.add_argument("--flags", default="", help="more of them for ours")
     parser.add_argument("--keep", default="", help="folder for what the trainings print")

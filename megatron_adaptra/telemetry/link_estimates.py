@@ -161,7 +161,8 @@ class LinkEstimates:
         seconds = self.delay(link, native)
         if native and self._on_device:
             return LinkState(seconds)
-        seconds, wire = self._models[link].as_ours(seconds), self.wire(link)
+        seconds = self._models[link].as_ours(seconds, self._message_bytes)
+        wire = self.wire(link)
         if not wire:
             return LinkState(seconds)
         delay, bandwidth = max(0.0, seconds - wire), self._message_bytes / wire
@@ -197,7 +198,8 @@ class LinkEstimates:
                 if link not in carried:  # a small message shows nothing of what bytes take
                     delay += self._models[link].wire(self._message_bytes)
                 self._excess[link] = excess = self._excesses[link].believed()
-                found[link] = self._models[link].as_stock(delay) + max(0.0, excess)
+                stock = self._models[link].as_stock(delay, self._message_bytes)
+                found[link] = stock + max(0.0, excess)
         return found
 
     def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
@@ -216,8 +218,8 @@ class LinkEstimates:
                     and max(stock, least) < matters
                     and not self.charts[link].alarm
                 ):
-                    self._models[link].while_well(stock, ours)
-                ours = self._models[link].as_stock(ours)
+                    self._models[link].while_well(stock, least)
+                ours = self._models[link].as_stock(ours, self._message_bytes)
             if ours is not None and stock is not None:
                 self._excess[link] = self._excesses[link].measure(stock, ours, matters)
             if known := [seconds for seconds in (ours, stock) if seconds is not None]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from megatron_adaptra.telemetry.link_fit import LinkFit, Sample
+from megatron_adaptra.telemetry.link_fit import LinkFit, Sample, slope_of
 
 WELL = 5  # iterations whose medians are what a link takes while it is well
 
@@ -22,8 +22,10 @@ class LinkModel:
     def __init__(self) -> None:
         self._fit = LinkFit()
         self._thin = False
+        self._slope: float | None = None  # of the last iteration, seconds per byte
         self._theirs: deque[float] = deque(maxlen=WELL)
-        self._ours: deque[float] = deque(maxlen=WELL)
+        self._small: deque[float] = deque(maxlen=WELL)
+        self._slopes: deque[float] = deque(maxlen=WELL)
 
     def add(self, small: float, busy: Iterable[Sample]) -> None:
         """Take an iteration's messages of ours.
@@ -32,7 +34,9 @@ class LinkModel:
             small: seconds that a small one took.
             busy: seconds beyond that for which larger ones kept the link busy.
         """
-        self._fit.add([Sample(0.0, small), *(Sample(n, small + s) for n, s in busy)])
+        row = [Sample(0.0, small), *(Sample(n, small + s) for n, s in busy)]
+        self._slope = slope_of(row)
+        self._fit.add(row)
         if (fit := self._fit.fit()) is not None:
             self._thin = fit.sure or (self._thin and fit.likely)
 
@@ -46,19 +50,30 @@ class LinkModel:
         fit = self._fit.fit()
         return None if fit is None else fit.delay
 
-    def while_well(self, theirs: float, ours: float) -> None:
-        """Seconds of `theirs`, a message of Megatron's, and of `ours`, while nothing is slow."""
+    def while_well(self, theirs: float, small: float) -> None:
+        """Seconds of `theirs`, a message of Megatron's, and of a `small` one, while all is well.
+
+        What larger ones of ours take then is what the last iteration has shown of it, if it had
+        some: few do, and that a link is thin may be known for sure only later.
+        """
         self._theirs.append(theirs)
-        self._ours.append(ours)
+        self._small.append(small)
+        if self._slope is not None:
+            self._slopes.append(self._slope)
 
-    def as_stock(self, ours: float) -> float:
-        """What Megatron's message takes where one of `ours` takes so many seconds."""
-        if not self._ours:
+    def as_stock(self, ours: float, nbytes: float) -> float:
+        """What Megatron's message of `nbytes` takes where `ours` takes so many seconds."""
+        if not self._small:
             return ours
-        return median(self._theirs) + max(0.0, ours - median(self._ours))
+        return median(self._theirs) + max(0.0, ours - self._ours(nbytes))
 
-    def as_ours(self, theirs: float) -> float:
+    def as_ours(self, theirs: float, nbytes: float) -> float:
         """The reverse of `as_stock`: from seconds of `theirs`, a message of Megatron's."""
-        if not self._ours:
+        if not self._small:
             return theirs
-        return median(self._ours) + max(0.0, theirs - median(self._theirs))
+        return self._ours(nbytes) + max(0.0, theirs - median(self._theirs))
+
+    def _ours(self, nbytes: float) -> float:
+        """What a message of ours took while the link was well, as far as `wire` knows its bytes."""
+        slope = max(0.0, median(self._slopes)) if self._thin and self._slopes else 0.0
+        return median(self._small) + slope * nbytes

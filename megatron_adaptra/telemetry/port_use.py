@@ -18,7 +18,6 @@ from megatron_adaptra.telemetry.link_fit import by_themselves
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW, FEWEST = 20, 5  # iterations that count, and how many of them are looked at first
-SILENCE = 10  # iterations that show nothing, after which nothing is expected of the next ones
 # Of a second of overlap, by how much messages are longer: over links of their own less than that,
 # and through one port more.
 OWN, SHARED = 0.7, 0.3
@@ -123,7 +122,7 @@ class PortModel:
 
     Attributes:
         shared: whether links that pass equally much do so because of one port.
-        silent: nothing shows that, as where messages never meet.
+        silent: nothing has shown that for long, as where messages never meet.
     """
 
     def __init__(self) -> None:
@@ -142,7 +141,7 @@ class PortModel:
         self._silence += 1
         if shared != own and len(self._uses) >= FEWEST:
             self.shared, self._silence = shared, 0
-        self.silent = self._silence >= SILENCE
+        self.silent = self._silence >= WINDOW
 
     @property
     def rate(self) -> float:

@@ -6,6 +6,17 @@ import pytest
 from runtime.hand_fed import MS, Job, Truth
 
 
+@pytest.mark.parametrize("wire_ms", [8, 20])
+def test_it_goes_back_although_little_was_known_of_our_messages_before(wire_ms: int) -> None:
+    """A link gets slow when two of ours have shown what their bytes take, too few to be sure."""
+    job = Job(Truth(wire_ms * MS))
+    assert job.train(3) == [job.start] * 3
+    ran = job.train(20, slow={(1, 2): 80 * MS, (2, 1): 80 * MS})
+    assert not ran[-1].stock, job.reasons
+    ran = job.train(20, slow={})
+    assert all(one.stock for one in ran[10:]), job.reasons
+
+
 @pytest.mark.parametrize(
     "wire_ms", [1, 20, *(pytest.param(ms, marks=pytest.mark.long) for ms in (8, 12, 60))]
 )

@@ -59,7 +59,7 @@ def reports(
     return [record.report() for record in records]
 
 
-def trained(true: Conditions, schedule: Schedule, healthy: int = 10, slow: int = 20) -> Estimator:
+def trained(true: Conditions, schedule: Schedule, healthy: int = 10, slow: int = 30) -> Estimator:
     """What is known after so many iterations; all is well in the first ones."""
     rng = random.Random(7)
     estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, split=True)
@@ -185,12 +185,12 @@ def test_messages_that_never_meet_or_always_show_no_port(overlap: float) -> None
     always = PortUse(
         2 * MESSAGE, 0.04, 2, 2 * overlap, 2 * overlap**2, late, late**2, overlap * late
     )
-    for i in range(10):
+    for i in range(20):
         assert not model.silent, i
         model.add(always)
         assert not model.shared
     assert model.silent
-    for _ in range(10):
+    for _ in range(20):
         model.add(port_use({1: [message(1.0, 1.02)], 3: [message(1.01, 1.03), message(2.0, 2.02)]},
                            {1: 0.0, 3: 0.0}))  # fmt: skip
     assert not model.silent
