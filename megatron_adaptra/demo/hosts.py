@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megatron_adaptra.demo import late_ranks
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.rules import PortRule
+from megatron_adaptra.transport.rules import LinkRule, PortRule
 from megatron_adaptra.units import size
 
 HOST = "--host"
@@ -56,3 +56,12 @@ def names(rules: Sequence[PortRule]) -> list[str]:
     """The hosts in `rules`, each with its rate, `2:20MB/s`; of several rules the first counts."""
     rates = {rule.host: rule.rate for rule in reversed(rules)}
     return [f"{host}:{size(rate)}/s" for host, rate in sorted(rates.items())]
+
+
+def changes(rules: Sequence[LinkRule | PortRule], iterations: int) -> set[int]:
+    """Those of so many `iterations` in which one of the `rules` begins or ends.
+
+    The laboratory learns of an iteration when both arms have run it, so that none may run on.
+    """
+    ends = {end for rule in rules for end in (rule.first, rule.end)}
+    return {int(end) for end in ends if 0 < end < iterations}

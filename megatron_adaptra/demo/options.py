@@ -17,7 +17,7 @@ from megatron_adaptra.config import (
     parse_budget,
 )
 from megatron_adaptra.demo import late_ranks, slow_replicas
-from megatron_adaptra.demo.hosts import HOST, check_hosts, names, port_texts
+from megatron_adaptra.demo.hosts import HOST, changes, check_hosts, names, port_texts
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
@@ -417,6 +417,11 @@ class DemoOptions:
         """What the ports of the laboratory's hosts pass; raises BadInput."""
         world = self.world
         return [rule for text in self.ports for rule in parse_port_rules(text, world, HOST)]
+
+    @property
+    def lab_changes(self) -> set[int]:
+        """Iterations from which on the laboratory is another one."""
+        return changes([*self.host_rules, *self.port_rules] if self.netlab else [], self.iterations)
 
     def _host(self, worker: int) -> int:
         replica, stage = divmod(worker, self.stages)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +198,10 @@ class _Demo:
         alone = alone and options.sync == "full"
         turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None
-        for first in range(0, self.options.iterations, turn):
-            order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
-            iterations = range(first, min(first + turn, self.options.iterations))
+        starts = sorted({*range(0, options.iterations, turn), *options.lab_changes})
+        for number, (first, end) in enumerate(pairwise((*starts, options.iterations))):
+            order = ("stock", "adaptra") if number % 2 == 0 else ("adaptra", "stock")
+            iterations = range(first, end)
             if data is not None and self.rank == 0:
                 pass_on(data)
             self._barrier(f"the barrier before iteration {first} of {order[0]}")

@@ -68,7 +68,7 @@ class LinkModel:
         return median(self._theirs) + max(0.0, ours - self._ours(nbytes))
 
     def as_ours(self, theirs: float, nbytes: float) -> float:
-        """The reverse of `as_stock`: from seconds of `theirs`, a message of Megatron's."""
+        """The reverse of `as_stock`: from seconds of `theirs`, Megatron's message of `nbytes`."""
         if not self._small:
             return theirs
         return self._ours(nbytes) + max(0.0, theirs - median(self._theirs))

@@ -45,7 +45,16 @@ def test_ports_are_slow_in_the_slow_phase_and_nothing_else_is() -> None:
     assert options.slow_hosts == ["0:50MB/s", "1:50MB/s", "2:20MB/s", "3:50MB/s"]
     assert (options.slow_links, options.rules, options.host_rules) == ([], [], [])
     assert options.phases == {"healthy": (0, 9), "slow": (9, 20), "recovered": (20, 60)}
+    assert options.lab_changes == {9, 20}
     assert DemoOptions.load(options.dump()) == options
+
+
+def test_turns_end_where_the_laboratory_changes() -> None:
+    """What is so from the beginning, or to the end, changes nothing."""
+    rules = ["2-3:40ms@7..13", "0-1:9ms@13..", "1-2:9ms@0..60"]
+    options = DemoOptions(netlab=True, emulate_link=rules)
+    assert options.lab_changes == {7, 13}
+    assert DemoOptions(emulate_link=rules[:2]).lab_changes == set()
 
 
 def test_a_report_names_the_port() -> None:
