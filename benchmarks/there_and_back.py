@@ -1,7 +1,8 @@
 """Off NCCL's messages and back, three times in a training over the fake machine (tests/fakes/cuda).
 
 A link gets slower by some milliseconds for both kinds of messages, which otherwise take what they
-take: NCCL's a delay, ours their bytes on a thin link. Stock trains over the same links.
+take: NCCL's a delay, ours their bytes on a thin link. Stock trains over the same links. "Back
+after" counts from when the link has healed.
 
     python benchmarks/there_and_back.py --wires 1,8,12,20,60
 """
@@ -105,7 +106,8 @@ def row(options: argparse.Namespace, wire: float) -> list[str]:
     there, back = [], []
     for begin, end in list(pairwise(changes(options)))[::2]:
         into = [i - begin for i, words in decisions if begin < i < end and INTO in words]
-        out = [i - end for i, words in decisions if end < i <= end + HEALED and BACK in words]
+        after = begin + into[0] if into else end
+        out = [i - end for i, words in decisions if after < i <= end + HEALED and BACK in words]
         there.append(str(into[0]) if into else "stays")
         back.append((str(out[0]) if out else "never") if into else "stays")
     times = changes(options)
