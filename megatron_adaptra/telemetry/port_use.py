@@ -18,6 +18,7 @@ from megatron_adaptra.telemetry.link_fit import by_themselves
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW, FEWEST = 20, 5  # iterations that count, and how many of them are looked at first
+RATED = 10  # of these, the last, for the rate
 # Of a second of overlap, by how much messages are longer: over links of their own less than that,
 # and through one port more.
 OWN, SHARED = 0.7, 0.3
@@ -89,9 +90,9 @@ def port_use(messages: Mapping[int, Sequence[Stamps]], transits: Mapping[int, fl
         # Half the rate makes it twice as long. What is longer was held up by something else.
         alone = pace * span.nbytes
         late = min(max(0.0, span.end - span.begin - alone), alone)
-        rows.append((1.0, overlap, overlap**2, late, late**2, overlap * late))
+        rows.append((1.0, overlap, overlap * overlap, late, late * late, overlap * late))
     nbytes = sum(span.nbytes for span in spans)
-    return PortUse(nbytes, _covered(spans), *map(math.fsum, zip(*rows, strict=True)))
+    return PortUse(nbytes, _covered(spans), *map(sum, zip(*rows, strict=True)))
 
 
 def _due(span: _Span, pace: float) -> float:
@@ -136,7 +137,7 @@ class PortModel:
             return
         self._uses.append(use)
         # What computes meanwhile makes messages late, so that one iteration shows little.
-        lost, error = _lost(PortUse(*map(math.fsum, zip(*self._uses, strict=True))))
+        lost, error = _lost(PortUse(*map(sum, zip(*self._uses, strict=True))))
         shared, own = lost - ERRORS * error > SHARED, abs(lost) + ERRORS * error < OWN
         self._silence += 1
         if shared != own and len(self._uses) >= FEWEST:
@@ -146,7 +147,8 @@ class PortModel:
     @property
     def rate(self) -> float:
         """Bytes per second that its links bring; 0 before the first iteration."""
-        return median(use.nbytes / use.seconds for use in self._uses) if self._uses else 0.0
+        last = list(self._uses)[-RATED:]
+        return median(use.nbytes / use.seconds for use in last) if last else 0.0
 
 
 def _lost(use: PortUse) -> tuple[float, float]:
@@ -157,9 +159,10 @@ def _lost(use: PortUse) -> tuple[float, float]:
     """
     if use.messages <= _FITTED:
         return 0.0, math.inf
-    varies = use.overlap2 - use.overlap**2 / use.messages
+    # Products, not powers: those of absurd numbers are infinite, and raise nothing.
+    varies = use.overlap2 - use.overlap * use.overlap / use.messages
     if varies <= _EXACT * use.overlap2:
         return 0.0, math.inf
     together = use.product - use.overlap * use.late / use.messages
-    rest = use.late2 - use.late**2 / use.messages - together**2 / varies
+    rest = use.late2 - use.late * use.late / use.messages - together * together / varies
     return together / varies, math.sqrt(max(0.0, rest) / (use.messages - _FITTED) / varies)

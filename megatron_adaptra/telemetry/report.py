@@ -80,7 +80,7 @@ class StageReport:
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
     `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages
     that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`;
-    `port`: how fast they came from one source alone and from several, None where there is one.
+    `port`: what those of several sources show of the port; None where there is one source.
     `through`: what messages go through here, see Wire. `ops`: where Megatron's own messages were
     used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
     the whole of the iteration before this one, which has not ended when it is reported; None where
