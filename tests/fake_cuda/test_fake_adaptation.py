@@ -16,6 +16,7 @@ from patience import decided, in_time
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
 CHANGING = Path(__file__).with_name("pretrain_changing_links.py")
 MS = 60  # of a slow link
+FACTOR = 1.8  # by which an iteration is shorter at least; three times on an idle machine
 LARGE = pytest.mark.large
 INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
 DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
@@ -103,6 +104,26 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     decided("they are back when it is healed", any(BACK in one for one in found[1:]))
     stock, ours = done.milliseconds[at[0] + 1 : at[0] + 3], done.milliseconds[at[1] - 3 : at[1]]
     in_time("an iteration beside stock's", median(ours), median(stock))
+
+
+def test_a_link_that_is_slow_three_times_is_hidden_each_time(tmp_path: Path) -> None:
+    """Megatron's own messages are in use when it gets slow, and again when it has healed."""
+    at, iterations = (4, 16, 30, 42, 56, 68), 82
+    done = changing(
+        tmp_path, links="0-1", at=at, iterations=iterations, queues=1, **{"kernel-us": 100}
+    )
+    assert done.status == 0, done.text[-4000:]
+    assert done.complaints == []
+    print(done.milliseconds, *decisions(done), sep="\n")
+    changes = [(int(one.split()[0]), INTO in one, BACK in one) for one in decisions(done)]
+    for begin, end, again in zip(at[::2], at[1::2], (*at[2::2], iterations), strict=True):
+        there = [i for i, into, _ in changes if into and begin < i < end - 3]
+        back = [i for i, _, out in changes if out and end < i < again]
+        decided(f"messages leave the queue from iteration {begin} on", bool(there))
+        decided(f"they are back from iteration {end} on", bool(back))
+        stock = median(done.milliseconds[begin + 1 : begin + 3])
+        ours = median(done.milliseconds[end - 3 : end])
+        in_time(f"{FACTOR} iterations of ours beside one of stock's", FACTOR * ours, stock)
 
 
 @pytest.mark.parametrize(
