@@ -171,6 +171,9 @@ def test_a_close_ends_a_request_that_waits(
     monkeypatch.setattr(waits, "SEARCH", 20.0)  # after which it would fail all the same
     first = pid(process)
     os.kill(first, signal.SIGSTOP)
+    # Until then it may still read the request.
+    stopped = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    until(lambda: os.waitid(os.P_PID, first, stopped) is not None, "it has stopped")
     failed: list[str] = []
 
     def ask() -> None:
@@ -181,7 +184,8 @@ def test_a_close_ends_a_request_that_waits(
 
     thread = threading.Thread(target=ask)
     thread.start()
-    until(lambda: unread(process) > 0, "it waits")
+    until(lambda: bool(failed) or unread(process) > 0, "it waits")
+    assert failed == []
     process.close()
     thread.join()
     assert failed == [f"ConnectionError: process {first} has ended"]
