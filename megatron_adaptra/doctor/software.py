@@ -139,6 +139,7 @@ def _patches() -> Iterator[Finding]:
         if not targets:
             continue
         gone = [target for target in targets if not is_there(target)]
+        gone = [] if entry.some and len(gone) < len(targets) else gone
         what = f"patch {name}"
         if not gone:
             yield ok(what, entry.why)

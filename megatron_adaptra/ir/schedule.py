@@ -69,6 +69,17 @@ class Schedule:
         lines = ([op.microbatch for op in line if op.kind is Kind.F] for line in self.order)
         return all(numbers == every for numbers in lines)
 
+    @property
+    def alike(self) -> bool:
+        """Whether all replicas run the same ops in the same order, each its own microbatches."""
+        return self.order == self.one_pipeline().replicated(self.replicas).order
+
+    def one_pipeline(self) -> Schedule:
+        """The first replica's part, as the schedule of a single pipeline."""
+        lines = self.order[: self.stages]
+        order = tuple(tuple(op._replace(home=None) for op in line) for line in lines)
+        return replace(self, order=order, replicas=1)
+
     def same_as(self, other: Schedule) -> bool:
         """Whether `other` means the same ops in the same order over the same messages."""
         same = (self.stock, self.replicas) == (other.stock, other.replicas)

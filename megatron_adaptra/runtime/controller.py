@@ -100,12 +100,6 @@ class Controller(ABC):
         except Exception as error:
             self._say("an iteration cannot be reported", error)
 
-    def limit(self, mode: str) -> None:  # noqa: B027  # a member plans nothing
-        """Called by the training thread, on all ranks: plans do no more than `mode` allows.
-
-        From now on, where several replicas have one plan; see ReplicaReplanner.
-        """
-
     def close(self) -> None:
         """End the control threads.
 

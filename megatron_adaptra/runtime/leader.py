@@ -69,10 +69,6 @@ class Leader(Controller):
         self.loop.begins(iteration, self.ballot.in_force)
         return self.ballot.in_force
 
-    def limit(self, mode: str) -> None:
-        """As for Controller: from now on plans do no more than this `mode` allows."""
-        self.loop.limit(mode)
-
     def close(self) -> None:
         """End this run's plans: all members leave, and the log has the last outcome.
 

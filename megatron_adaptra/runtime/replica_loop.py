@@ -55,10 +55,6 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         super().close()
         self._search.close()
 
-    def limit(self, mode: str) -> None:
-        """As for PlanningThread; a `mode` of ReplicaReplanner."""
-        self.replanner.mode = mode
-
     def _begin(self, vote: Vote) -> None:
         self.log.record.run(
             vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -17,7 +18,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import route_server
 from megatron_adaptra.plan.replicas.one_back import one_back
-from megatron_adaptra.plan.replicas.swaps import chain_schedules
+from megatron_adaptra.plan.replicas.swaps import alike, chain_schedules
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, ReplicaChange
@@ -40,8 +41,8 @@ from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
 Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see route_server.search
 
-NO_ROUTES = "none"
-MODES = (NO_ROUTES, "swap", "auto")
+ALIKE, NO_ROUTES = "alike", "none"
+MODES = (ALIKE, NO_ROUTES, "swap", "auto")
 OPS = 200_000  # that a search for routes schedules at most: some 0.6 s
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
@@ -57,8 +58,9 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         start: of all replicas, each by itself; what to come back to when nobody is slow.
         estimator: of all workers.
         rule: by which plans are compared, and those of one pipeline are made.
-        mode: "none": only warmups change; "swap": also whom a worker exchanges messages with;
-            "auto": microbatches may run on other replicas, too. May be changed later.
+        mode: "alike": all replicas have the same warmups; "none": only warmups change; "swap": also
+            whom a worker exchanges messages with; "auto": microbatches may run on other replicas,
+            too.
         ops: that a search for routes may schedule.
         search: by which routes are found; beside a training in a process of its own.
 
@@ -264,6 +266,9 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
             return start
         c, one = conditions, self._one()
         plans, mode = [], self.mode
+        if mode == ALIKE:
+            best = self._evaluate(alike(c, self.rule.make_plan), c)
+            return best if self.rule.gains(best, start) else start
         for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan):
             if mode != NO_ROUTES or not schedule.routes.moved:
                 plans.append(self._evaluate(schedule, c))
@@ -278,9 +283,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
 
     def _one(self) -> Schedule:
         """The start, of one pipeline, over our messages."""
-        lines = self._start.order[: self._start.stages]
-        order = tuple(tuple(op._replace(home=None) for op in line) for line in lines)
-        return Schedule(order, self._start.microbatches, policy="1f1b")
+        return replace(self._start.one_pipeline(), policy="1f1b", why="")
 
     def _healthy(self, conditions: ReplicaConditions) -> bool:
         """Whether no worker is slow, nor any link of a pipeline."""

@@ -108,9 +108,6 @@ class VotedThread(ABC, Generic[R]):
         self._queue.put(done)
         done.wait(timeout)
 
-    def limit(self, mode: str) -> None:  # most know no modes
-        """From now on plans for several replicas do no more than this `mode` allows."""
-
     def close(self) -> None:
         """End the thread, for which this waits `waits.CLOSE` at most."""
         self._queue.put(None)

@@ -42,15 +42,16 @@ class Lasts(enum.Enum):
 class Job:
     """What decides which patches a run makes.
 
-    `stages`, `chunks`: of the pipeline, and of the model on each stage. `program`: it is Megatron's
-    own training program, entered through our flags. `clips`: gradients are clipped. `demo`: stock
-    Megatron takes turns with the plugin, and is watched. `device`: the pipeline's messages are in
-    GPUs' memory.
+    `stages`, `chunks`: of the pipeline, and of the model on each stage. `replicas`: data-parallel
+    copies. `program`: it is Megatron's own training program, entered through our flags. `clips`:
+    gradients are clipped. `demo`: stock Megatron takes turns with the plugin, and is watched.
+    `device`: the pipeline's messages are in GPUs' memory.
     """
 
     config: AdaptraConfig
     stages: int
     chunks: int = 1
+    replicas: int = 1
     program: bool = False
     clips: bool = False
     demo: bool = False
@@ -69,7 +70,7 @@ class Patch:
     `why`: one sentence. `when`: the condition in words, of which `active` is the predicate. `of`:
     the one object of the class that gets the attribute instead of the class. `feature`: what is off
     in a Megatron without one of the targets; empty where the plugin cannot do without, so that
-    Megatron trains as stock.
+    Megatron trains as stock. `some`: no release has all targets, and those that it has do.
     """
 
     targets: tuple[str, ...]
@@ -79,9 +80,12 @@ class Patch:
     active: Callable[[Job], bool]
     feature: str = ""
     of: str = ""
+    some: bool = False
 
     def present(self) -> tuple[str, ...]:
         """The targets of this process: of Megatron's training program only what is imported."""
+        if self.some:
+            return tuple(filter(is_there, self.targets)) or self.targets
         return tuple(
             t
             for t in self.targets
@@ -112,6 +116,10 @@ def _executes(job: Job) -> bool:
 
 def _shares(job: Job) -> bool:
     return job.config.sync != "full"
+
+
+def _watches(job: Job) -> bool:
+    return job.replicas > 1 and (job.runs or _shares(job))
 
 
 def _measures(job: Job) -> bool:
@@ -254,8 +262,10 @@ PATCHES: Mapping[str, Patch] = {
     "emulated-sends": Patch(
         _in("torch.distributed", "batch_isend_irecv"),
         "makes the emulated links slow for Megatron's own messages, too",
-        Lasts.ITERATION, "engine stock with emulated links; in the demo's run of stock Megatron",
-        lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
+        Lasts.ITERATION,
+        "emulated links, with engine stock or several replicas; in the demo's run of stock",
+        lambda job: job.demo
+        or (bool(job.config.emulate_link) and (job.config.engine == "stock" or _watches(job))),
         feature="emulated links under engine stock",
     ),
     "sums": Patch(
@@ -265,15 +275,19 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.config.allreduce != "native",
         feature="gradients reduced by a collective plan",
     ),
-    "watched-forwards": Patch(
+    "watched-ops": Patch(
         _in(
-            "torch.distributed", "all_reduce", "all_gather", "all_gather_into_tensor",
-            "all_gather_object", "barrier", "broadcast", "reduce", "reduce_scatter_tensor",
+            "torch.distributed:ProcessGroup", "allreduce", "allreduce_coalesced", "allgather",
+            "_allgather_base", "all_gather_single", "allgather_coalesced",
+            "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "alltoall",
+            "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather", "reduce",
+            "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+            "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter",
         ),
-        "sees whether a forward of the first iteration waits for other replicas, then for how long",
-        Lasts.CALL, "--adaptra-reroute other than off, --adaptra-sync other than full",
-        lambda job: _shares(job) or (job.runs and job.config.reroute != "off" and not job.device),
-        feature="work for other replicas",
+        "sees which ops call collectives over ranks of other replicas, and for how long they wait",
+        Lasts.ITERATION, "several replicas", _watches,
+        feature="another order of ops in one replica alone",
+        some=True,
     ),
     "shares": Patch(
         _in(_CONFIG, "grad_scale_func", "finalize_model_grads_func"),
@@ -286,10 +300,10 @@ PATCHES: Mapping[str, Patch] = {
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "makes the ops of emulated slow workers slow in Megatron's own schedule, too",
         Lasts.ITERATION,
-        "--adaptra-emulate-worker with engine stock, or with one stage; in the demo's run of stock "
-        "Megatron with a slow worker",
+        "--adaptra-emulate-worker with engine stock, with one stage, or with several replicas; in "
+        "the demo's run of stock Megatron with a slow worker",
         lambda job: bool(job.config.emulate_worker)
-        and (job.demo or job.stages == 1 or job.config.engine == "stock"),
+        and (job.demo or job.stages == 1 or job.config.engine == "stock" or _watches(job)),
     ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),

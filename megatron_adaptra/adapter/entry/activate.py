@@ -92,7 +92,10 @@ def activate(
     stages = mpu.get_pipeline_model_parallel_world_size()
     chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
     device = _gpu_of_all() if messages_on_gpus() else HOST
-    job = Job(config, stages, chunks, program=program, clips=clips, demo=demo, device=device.behind)
+    job = Job(
+        config, stages, chunks, mpu.get_data_parallel_world_size(), program=program, clips=clips,
+        demo=demo, device=device.behind,
+    )  # fmt: skip
     resolved, original = resolve(job), _schedule()
     from megatron_adaptra.adapter.pipeline.session import Session
 

@@ -251,6 +251,7 @@ def _job(args: Any, config: AdaptraConfig) -> Job:
         config,
         stages=args.pipeline_model_parallel_size,
         chunks=args.virtual_pipeline_model_parallel_size or 1,
+        replicas=args.data_parallel_size,
         program=True,
         clips=args.clip_grad > 0,
         device=args.distributed_backend != "gloo",

@@ -46,9 +46,6 @@ class HomeData:
 
         `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
         """
-        if self._reads not in (set(), {0}, {1}):
-            counts = " or ".join(map(str, sorted(self._reads)))
-            return f"a forward reads {counts} batches, not one"
         if getattr(iterator, "replaying", False):
             return "a checkpoint's iteration is run again"  # whose batches no loader has given
         if iterator is None or reads_homes(iterator) or loader_of(iterator) is not None:

@@ -1,7 +1,8 @@
-"""Who has to run the same plan: the ranks that are together in collectives inside an op."""
+"""Who has one plan: the ranks of a closed group, or all replicas where work moves between them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP, Tie, components, own_ranks
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids, visible_pids
 from megatron_adaptra.transport.descriptors import descriptors_left, room
@@ -18,11 +20,11 @@ _serial = 0  # of the connections to come: a job may make some, and others when 
 
 @dataclass(frozen=True)
 class PlanGroup:
-    """The pipelines of one data-parallel replica: one per tensor- and context-parallel rank.
+    """A PlanGroup holds the pipelines with one plan: those of a closed group, or of all replicas.
 
-    The ranks of a tensor-parallel group run the same op at the same time, so all these pipelines
-    need one plan. Replicas have plans of their own, unless experts join them, or a plan moves work
-    between them.
+    The ranks of a tensor-parallel group run the same op at the same time, so the pipelines of a
+    replica need one plan. Replicas have plans of their own, unless ops meet ranks of other
+    replicas, or a plan moves work between them.
 
     Args:
         members: global ranks. The first of them is the leader, a first stage, which plans with the
@@ -37,6 +39,7 @@ class PlanGroup:
         left: of every global rank, the file descriptors left to it when connections and control
             have taken theirs; negative where they are too few.
         names: of every global rank, its host's name, for people.
+        joined: why replicas of the job run the same order, or an empty string.
     """
 
     members: tuple[int, ...]
@@ -48,14 +51,18 @@ class PlanGroup:
     serial: int = 0
     left: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    joined: str = ""
 
     @classmethod
-    def gather(cls, resumed: Any, limits: dict[str, str], together: bool = False) -> PlanGroup:
+    def gather(
+        cls, resumed: Any, limits: dict[str, str], ties: Sequence[Tie] = (), together: bool = False
+    ) -> PlanGroup:
         """Collect where each rank is, and what it can do; a collective over all ranks of the job.
 
         Args:
             resumed: what this rank has read from a checkpoint, or None; the leader's is kept.
             limits: of this rank's own model, the reason by feature; empty where there is none.
+            ties: of this rank with ranks of other replicas.
             together: all replicas have one plan.
 
         Raises:
@@ -63,18 +70,32 @@ class PlanGroup:
                 raises its own error, after the timeout of the default process group.
         """
         global _serial
-        key, stage = 0 if together else _group_key(), mpu.get_pipeline_model_parallel_rank()
-        mine = (key, ProcessLocation.here(), stage, resumed, limits, _serial, room())
+        stage = mpu.get_pipeline_model_parallel_rank()
+        mine = (
+            (own_ranks(), list(ties)), ProcessLocation.here(), stage, resumed, limits, _serial,
+            room(),
+        )  # fmt: skip
         gathered = from_all_ranks(mine)
-        keys, locations, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
+        tied, locations, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
+        own, others = (itertools.chain.from_iterable(kind) for kind in zip(*tied, strict=True))
+        beside, across = list[Tie](), list[Tie]()  # at one stage, or over stages
+        for tie in others:
+            (beside if len({stages[rank] for rank in tie.ranks}) == 1 else across).append(tie)
+        keys, reasons = components(own, beside, len(gathered))
+        if together:
+            keys = [0] * len(keys)
+        key = keys[dist.get_rank()]
         members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
+        if across:
+            known[WARMUP] = across[0].why
         serial = max(serials)
         _serial = serial + 1
         left = descriptors_left(keys, rooms)
         return cls(
             members, tuple(clock_ids(locations)), stages, visible_pids(locations, dist.get_rank()),
             plans[members[0]], known, serial, left, tuple(where.host for where in locations),
+            next(iter(reasons.values()), ""),
         )  # fmt: skip
 
     @property
@@ -82,17 +103,12 @@ class PlanGroup:
         """Whether this rank leads the group."""
         return self.members.index(dist.get_rank()) == 0
 
-    def limit(self, what: str, why: str) -> None:
-        """From now on `what` is not allowed, either, with the reason `why`: on all ranks alike."""
-        self.limits[what] = why
+    @property
+    def alike(self) -> frozenset[int]:
+        """The members at this rank's stage, which run the same ops in the same order."""
+        stage = self.stages[dist.get_rank()]
+        return frozenset(rank for rank in self.members if self.stages[rank] == stage)
 
     def leads(self, pipeline: Sequence[int]) -> bool:
         """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline
-
-
-def _group_key() -> int:
-    """The same on all ranks of a plan group. Experts join the replicas: one group then."""
-    if mpu.get_expert_model_parallel_world_size() > 1:
-        return 0
-    return int(mpu.get_data_parallel_rank())

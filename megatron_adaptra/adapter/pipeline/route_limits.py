@@ -1,40 +1,31 @@
 """Which jobs can have routes between replicas, and why others cannot.
 
 What is known from Megatron's groups decides whether replicas are planned together at all
-(`apart`). What the first iteration shows of models and data limits what a plan may do (`limits`);
-what it does shows in the end whether forwards reach into other replicas (`ForwardWatch`).
+(`apart`). What the first iteration shows of models and data limits what a plan may do (`limits`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import random
 
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
-from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.home_random import no_states, own_generator
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
+from megatron_adaptra.runtime.replica_replanner import ALIKE, NO_ROUTES
 
 ROUTES = "work for other replicas"  # limits, as they are logged
+APART = "a warmup of its own for each replica"
 MOVED = "a microbatch that leaves the order of its replica"
 _RANDOM = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps")
-_WATCHED = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier",
-    "broadcast", "reduce", "reduce_scatter_tensor",
-)  # fmt: skip
 
 
 def apart(config: AdaptraConfig, on_device: bool) -> str:
@@ -73,6 +64,8 @@ def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
 
     `executes`: our executor runs the ops; Megatron's own schedule knows one order.
     """
+    if found.get(APART):
+        return ALIKE
     if found.get(ROUTES):
         return NO_ROUTES
     return asked if executes and not found.get(MOVED) else "swap"
@@ -80,6 +73,8 @@ def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
 
 def allows(mode: str, schedule: Schedule) -> bool:
     """Whether a plan of this `mode` may be this `schedule`."""
+    if mode == ALIKE:
+        return schedule.alike
     if mode == "auto" or not schedule.routes.moved:
         return True
     return mode == "swap" and schedule.keeps_order
@@ -126,70 +121,3 @@ def _other_states() -> str:
         if first.setdefault(where, found) != found:
             return "random states differ between replicas (--data-parallel-random-init)"
     return ""
-
-
-class ForwardWatch:
-    """Sees whether forwards of an iteration wait for ranks that may be at another op by a plan.
-
-    `groups`: of these ranks; those of this rank's replicas and of its pipeline, if None. `waited`:
-    takes the seconds of each such wait, also in later iterations; unless a collective is
-    asynchronous. `reason`: the first such wait, or an empty string.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[Any] | None = None,
-        waited: Callable[[float], None] | None = None,
-    ) -> None:
-        self.reason = ""
-        self._waited = waited
-        if groups is None:
-            groups = mpu.get_data_parallel_group(), mpu.get_pipeline_model_parallel_group()
-        self._others = [set(dist.get_process_group_ranks(group)) for group in groups]
-
-    def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
-        """The same `arguments` of Megatron's schedule, whose forwards and losses are watched."""
-        forward_step = arguments["forward_step_func"]
-
-        @functools.wraps(forward_step)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self._watching():
-                output, loss = forward_step(*args, **kwargs)
-            return output, self._watched(loss) if callable(loss) else loss
-
-        return {**arguments, "forward_step_func": watched}
-
-    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self._watching():
-                return function(*args, **kwargs)
-
-        return watched
-
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        if self.reason and self._waited is None:
-            yield
-            return
-        seen = {name: self._seen(name, getattr(dist, name)) for name in _WATCHED}
-        with patch("watched-forwards", **seen):
-            yield
-
-    def _seen(self, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(native)
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            given = (*args, *kwargs.values())
-            group = next((one for one in given if isinstance(one, dist.ProcessGroup)), None)
-            ranks = set(dist.get_process_group_ranks(group or dist.group.WORLD))
-            if not any(len(ranks & others) > 1 for others in self._others):
-                return native(*args, **kwargs)
-            self.reason = self.reason or f"a forward calls {name} over ranks {sorted(ranks)}"
-            begun = time.monotonic()
-            try:
-                return native(*args, **kwargs)
-            finally:
-                if self._waited is not None:
-                    self._waited(time.monotonic() - begun)
-
-        return seen

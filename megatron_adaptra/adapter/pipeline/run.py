@@ -10,7 +10,6 @@ import torch
 
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once, waits_for_vote
-from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import Disagreement, PeerLost
@@ -20,7 +19,6 @@ from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
@@ -74,13 +72,6 @@ class Run:
         """The workers of the last stage that run nothing in the iteration to come."""
         order, stages = self.program.order, self._context.stages
         return [worker for worker in range(stages - 1, len(order), stages) if not order[worker]]
-
-    def limit_routes(self, why: str) -> None:
-        """No routes from now on if there is a reason `why`, the same on all ranks, or none."""
-        if why:
-            self.wiring.plan_group.limit(ROUTES, why)
-            self._context.say(f"{ROUTES} is not possible: {why}")
-            self._context.guard.call(self.controller.limit, NO_ROUTES)
 
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""

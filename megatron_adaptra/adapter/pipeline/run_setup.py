@@ -19,9 +19,11 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     message_of,
     models_of,
 )
+from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
+from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
@@ -77,12 +79,14 @@ def start_run(
     executes: bool,
     announce: bool,
     resumes: bool,
+    watch: OpWatch | None = None,
 ) -> tuple[Run | None, str]:
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
     `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
     order may be any. `announce`: whether decisions are logged. `resumes`: this is the job's
-    first run, which begins with a checkpoint's plan if that fits. Collective: where the start has
+    first run, which begins with a checkpoint's plan if that fits. `watch`: of this rank's ops; once
+    it has met other ranks, this rank agrees to no other order. Collective: where the start has
     failed on some rank there is no run, but the reason, the same everywhere, why Megatron has to
     run the pipeline. Raises BadInput for a policy that the model does not allow.
     """
@@ -92,6 +96,7 @@ def start_run(
     chunks = len(models_of(arguments))
     if pinned := effect_of(config_of(arguments), Effect.PINNED):
         context.say(f"warmup stays as it is: {pinned}")
+    pinned = pinned or limits.get(WARMUP, "")
     means = _Means(
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
@@ -108,7 +113,16 @@ def start_run(
     controller, digest, reason = None, "", ""
     try:
         controller, digest = context.guard.result(
-            waits.START, _prepare, context, wiring, means, new_message, iteration, announce, resumes
+            waits.START,
+            _prepare,
+            context,
+            wiring,
+            means,
+            new_message,
+            iteration,
+            announce,
+            resumes,
+            watch,
         )
         if not isinstance(getattr(controller, "ballot", None), Ballot):
             controller, reason = None, f"{controller!r} is no controller"
@@ -145,6 +159,7 @@ def _prepare(
     iteration: int,
     announce: bool,
     resumes: bool,
+    watch: OpWatch | None,
 ) -> tuple[Controller, str]:
     """This rank's part in the replan loop, and a digest of what it begins with."""
     config, group = context.config, wiring.plan_group
@@ -161,18 +176,23 @@ def _prepare(
         opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
         cross.open(opening, opening.bundle)
     ballot = starting_ballot(start, resumed, first_trial, iteration, links)
-    prepare: Callable[[Proposal], None] | None = None
-    if cross is not None:
-
-        def prepare(proposal: Proposal) -> None:
-            cross.open(proposal, ballot.lasting)
-
-    elif (staging := wiring.staging) is not None:
+    pinned: PinnedFirst | None = None
+    if (staging := wiring.staging) is not None:
         name = f"stage {context.stage} (rank {dist.get_rank()})"
         nbytes = new_message().nbytes
-        prepare = PinnedFirst(staging, name, context.worker, context.ahead, nbytes)
+        pinned = PinnedFirst(staging, name, context.worker, context.ahead, nbytes)
         for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
-            prepare(Proposal(-1, iteration, bundle))
+            pinned(Proposal(-1, iteration, bundle))
+
+    def ready(proposal: Proposal) -> None:
+        if watch is not None:
+            _keep_order(watch, proposal, start)
+        if cross is not None:
+            cross.open(proposal, ballot.lasting)
+        if pinned is not None:
+            pinned(proposal)
+
+    prepare = ready if watch or cross or pinned else None
     digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
         reports = group.leads(context.workers)
@@ -191,6 +211,16 @@ def _prepare(
         ballot, channels, store, loop, first=iteration, watcher=watcher, prepare=prepare
     )
     return leader, digest
+
+
+def _keep_order(watch: OpWatch, proposal: Proposal, start: Schedule) -> None:
+    """Refuse a `proposal` with another order than the `start` where ops meet other replicas.
+
+    Raises AdaptraError.
+    """
+    schedule = proposal.bundle.values.get(SCHEDULE)
+    if watch.met and isinstance(schedule, Schedule) and schedule.order != start.order:
+        raise AdaptraError(f"the order of ops stays as it is: {watch.met.why}")
 
 
 def _loop(

@@ -12,10 +12,18 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, only
-from megatron_adaptra.adapter.pipeline import route_limits
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    config_of,
+    message_of,
+    models_of,
+    only,
+)
+from megatron_adaptra.adapter.pipeline import closed_groups, route_limits
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
+from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
+from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
     run_measured,
@@ -24,9 +32,9 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_stock,
 )
 from megatron_adaptra.adapter.pipeline.home_data import HomeData
-from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
-from megatron_adaptra.adapter.pipeline.route_limits import ROUTES, ForwardWatch
+from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
+from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
@@ -58,7 +66,8 @@ class Session:
         BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
 
     `run` is None until the first training iteration, which shows the number of microbatches and the
-    size of a message; another one takes its place when that number changes. `iteration`: the one to
+    size of a message; of several replicas until the second one, for the first runs as stock, and is
+    watched. Another one takes its place when that number changes. `iteration`: the one to
     come. Of iterations in `keep_records`, `records` has what was measured. `counted`: iterations
     whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits. `announce`:
     decisions are logged. `defer_hooks`: see SmallCollectives; `attach` sets it, `reruns` and
@@ -90,10 +99,11 @@ class Session:
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
-        self._watch: ForwardWatch | None = None  # in the first iteration, and where forwards wait
-        if context.replicas > 1 and patches.uses("watched-forwards"):
-            self._watch = ForwardWatch(waited=context.probe.waited)
-        self._watched = False  # the first iteration is over
+        self._watch: OpWatch | None = None  # of ops, where there are other replicas
+        if patches.uses("watched-ops"):
+            own = closed_groups.at_my_stage()
+            self._watch = OpWatch(own, own)
+        self._batches: CountedBatches | None = None  # of the first iteration, while it is watched
         self._idle = IdleLosses(mpu.get_data_parallel_group())
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
@@ -130,6 +140,8 @@ class Session:
         if reason or self.config.engine == "stock":  # of one stage ops may be emulated, too
             return self._run_stock(function, arguments)
         self.iteration_done()
+        if self.run is None and self._watch is not None and not self._watch.watched:
+            return self._run_watched(function, arguments)
         if self._apart:
             return self._run_apart(function, arguments)
         run = self._run_for(arguments)
@@ -141,26 +153,23 @@ class Session:
         if homes is not None:
             data = homes.begin(only(arguments["data_iterator"]), run.microbatches)
             arguments = {**arguments, "data_iterator": data}
-        if self._watch is not None:
-            arguments = self._watch.around(arguments)
         probe = self.context.probe
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
         if run.wiring.probes is not None:
             self.guard.later(run.probe_links, True)
-        if not run.stock and self._executor.runs(arguments):
-            result = self._executor.run(run, arguments, self.iteration)
-        else:
-            by_megatron = run_measured if run.stock else run_native
-            with self._counts.around(run.program, arguments):
-                result = by_megatron(self.context, run, function, arguments)
+        with self._watching(arguments):
+            if not run.stock and self._executor.runs(arguments):
+                result = self._executor.run(run, arguments, self.iteration)
+            else:
+                by_megatron = run_measured if run.stock else run_native
+                with self._counts.around(run.program, arguments):
+                    result = by_megatron(self.context, run, function, arguments)
         if data is not None:
             data.end()
         if self.stage == self.stages - 1 and run.idle:
             result = self._idle.filled(result)
-        if self._watch is not None:
-            self._forwards_seen(self._watch, run, homes)
         run.wiring.mailbox.finish()
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
@@ -182,6 +191,22 @@ class Session:
         result = run_stock(self.context, function, arguments)
         self.iteration += 1
         return result
+
+    def _run_watched(self, function: Any, arguments: ScheduleArgs) -> Any:
+        """The first iteration of several replicas: Megatron's own, of which we see who meets whom.
+
+        Any other order may hang while that is not known.
+        """
+        if self._homes is not None:
+            arguments, self._batches = counted(arguments)
+        with self._watching(arguments):
+            return self._run_stock(function, arguments)
+
+    def _watching(self, arguments: ScheduleArgs) -> contextlib.AbstractContextManager[None]:
+        """Round the ops of an iteration with these `arguments` of Megatron's schedule."""
+        if self._watch is None:
+            return contextlib.nullcontext()
+        return self._watch.watching(config_of(arguments).finalize_model_grads_func)
 
     def _run_apart(self, function: Any, arguments: ScheduleArgs) -> Any:
         """An iteration that replicas share out: they have no plan together, Megatron runs it."""
@@ -269,15 +294,23 @@ class Session:
         return self.run
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
-        limits = {}
+        limits, watch, context = {}, self._watch, self.context
         if self._executor.runs(arguments):
             limits = limits_of(arguments, self.config, self.patches)
+        limits[WARMUP] = self.patches.why_not("watched-ops")
         if self._homes is not None:
-            unseen = self.patches.why_not("watched-forwards")
-            why = unseen or self._homes.why_not(only(arguments["data_iterator"]))
+            why = self._batches.why_not() if self._batches is not None else ""
+            why = why or self._homes.why_not(only(arguments["data_iterator"]))
             moves = self.config.reroute == "auto" and self._executor.runs(arguments)
             limits |= route_limits.limits(arguments, why, moves)
-        return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
+        ties = closed_groups.configured(config_of(arguments), models_of(arguments))
+        if watch is not None and watch.met is not None:
+            ties.append(watch.met)
+        wiring = open_wiring(context, arguments, self.resumed, limits, self.defer_hooks, ties)
+        if watch is not None:
+            waited = None if context.device.behind else context.probe.waited
+            self._watch = OpWatch(wiring.plan_group.alike, closed_groups.at_my_stage(), waited)
+        return wiring
 
     def _start(
         self, wiring: Wiring, arguments: ScheduleArgs, resumes: bool
@@ -285,15 +318,8 @@ class Session:
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration,
             executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
+            watch=self._watch,
         )  # fmt: skip
-
-    def _forwards_seen(self, watch: ForwardWatch, run: Run, homes: HomeData | None) -> None:
-        """Watched forwards are over. What waits for other replicas is watched on."""
-        if not self._watched and homes is not None:
-            run.limit_routes(reason_anywhere(watch.reason or homes.why_not(None)))
-        self._watched = True
-        if not watch.reason:
-            self._watch = None
 
     def _report(self) -> None:
         """Report the iterations that are known by now; on the guard's thread.

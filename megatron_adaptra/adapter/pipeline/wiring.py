@@ -22,11 +22,12 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     message_bytes,
     models_of,
 )
+from megatron_adaptra.adapter.pipeline.closed_groups import Tie
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
-from megatron_adaptra.adapter.pipeline.route_limits import MOVED, ROUTES, apart
+from megatron_adaptra.adapter.pipeline.route_limits import APART, MOVED, ROUTES, apart
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
@@ -239,14 +240,16 @@ def open_wiring(
     resumed: Any,
     limits: dict[str, str],
     defer_hooks: Sequence[DeferHook],
+    ties: Sequence[Tie],
 ) -> Wiring:
     """Connect to the neighbours and to the leader. Every rank is here.
 
     `resumed`: what this rank brings from a checkpoint. `limits`: what its model does not allow, and
-    why. `defer_hooks`: see SmallCollectives. Raises NoConnections, on all ranks alike.
+    why. `defer_hooks`: see SmallCollectives. `ties`: of its ops with other ranks. Raises
+    NoConnections, on all ranks alike.
     """
     config = context.config
-    group = PlanGroup.gather(resumed, limits, context.replicas > 1)
+    group = PlanGroup.gather(resumed, limits, ties, context.replicas > 1)
     if reason := too_few(group.left):
         raise NoConnections(reason)
     name = f"{group.serial}/control"
@@ -256,10 +259,16 @@ def open_wiring(
     copies = has_graphs(config_of(arguments))
     opened = _connect(context, group, device, chunks, name, copies)
     wire, pipelines, control, probed = opened
+    if group.joined:
+        context.say(f"replicas run the same order of ops: {group.joined}")
+        if context.replicas > 1:
+            group.limits[ROUTES] = group.joined
     if ROUTES in group.limits:  # then it does not matter which ones
         group.limits.pop(MOVED, None)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
+    if group.joined:
+        group.limits[APART] = group.joined  # as is said already
     context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
     peers = range(1, len(group.members)) if group.leader else [0]
     channels = context.guard.call(

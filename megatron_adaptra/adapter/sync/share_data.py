@@ -92,34 +92,3 @@ class ShareBatches:
         while 0 < self._taken < self._each:
             self._taken += 1
             next(self._iterator)
-
-
-class CountedBatches:
-    """Megatron's `iterator`, and how many batches each forward of an iteration reads: `reads`.
-
-    It has what the iterator has, `counted`, by which batches of other replicas may be read.
-    """
-
-    def __init__(self, iterator: Any) -> None:
-        self.counted, self.reads = iterator, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.counted, name)
-
-    def forward_begins(self) -> None:
-        """Before each forward."""
-        self.reads.append(0)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self.reads:
-            self.reads[-1] += 1
-        return next(self.counted)
-
-    def why_not(self) -> str:
-        """Why batches are no microbatches, or an empty string."""
-        if set(self.reads) in ({0}, {1}):
-            return ""
-        return f"a forward reads {' or '.join(map(str, sorted(set(self.reads))))} batches, not one"

@@ -2,11 +2,12 @@
 
 What is known from Megatron's groups and its model is the same on all ranks (`apart`). The rest is
 seen in the first iteration, which every job runs as stock (`FirstIteration`): its data, its losses,
-and whether forwards wait for other replicas, which may be at another microbatch under shares.
+and whether ops wait for other replicas, which may be at another microbatch under shares.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,10 @@ from megatron.core.distributed import DistributedDataParallel
 
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of, only
-from megatron_adaptra.adapter.pipeline.route_limits import ForwardWatch
-from megatron_adaptra.adapter.sync.share_data import CountedBatches, ShareData
+from megatron_adaptra.adapter.pipeline import closed_groups
+from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
+from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
+from megatron_adaptra.adapter.sync.share_data import ShareData
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.sync import MOST_PAIRS
 
@@ -26,9 +29,7 @@ from megatron_adaptra.ir.sync import MOST_PAIRS
 _REFUSED = {
     "moe_grad_scale_func": "a function of its own scales losses of experts",
     "mtp_grad_scale_func": "a function of its own scales losses of later tokens",
-    "hybrid_context_parallel": "hybrid context parallelism chooses microbatches itself",
 }
-_REMAT = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 
 
 def apart(config: AdaptraConfig, arguments: ScheduleArgs) -> str:
@@ -55,14 +56,12 @@ def apart(config: AdaptraConfig, arguments: ScheduleArgs) -> str:
     for name, reason in _REFUSED.items():
         if getattr(theirs, name, None):
             return reason
-    if any((getattr(theirs, name, None) or 1) > 1 for name in _REMAT):
-        return "replicas share parameters"
+    ties = closed_groups.configured(theirs, models)
+    if why := closed_groups.beyond(closed_groups.own_ranks(), ties):
+        return f"replicas meet inside ops: {why}"
     for model in models:
-        ddp = getattr(model, "ddp_config", None)
         if not isinstance(model, DistributedDataParallel):
             return f"gradients of a {type(model).__name__} may be reduced more than once"
-        if getattr(ddp, "use_megatron_fsdp", False):
-            return "replicas share parameters (--use-megatron-fsdp)"
     return ""
 
 
@@ -84,28 +83,27 @@ class FirstIteration:
 
     def __init__(self, data: ShareData, per_token: bool) -> None:
         self._data, self._per_token = data, per_token
-        self._forwards = ForwardWatch([mpu.get_data_parallel_group()])
+        own = closed_groups.at_my_stage()
+        self._ops = OpWatch(own, own)
         self._batches: CountedBatches | None = None
         self._unread = self._losses = ""
 
     def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
         """The same `arguments` of Megatron's schedule, whose data and losses are watched."""
-        given = arguments["data_iterator"]
-        iterator = only(given)
-        self._unread = self._data.why_not(iterator)
-        if iterator is not None:
-            self._batches = CountedBatches(iterator)
-            arguments = {**arguments, "data_iterator": like(given, self._batches)}
-        forward_step, batches = arguments["forward_step_func"], self._batches
+        self._unread = self._data.why_not(only(arguments["data_iterator"]))
+        arguments, self._batches = counted(arguments)
+        forward_step = arguments["forward_step_func"]
 
         @functools.wraps(forward_step)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if batches is not None:
-                batches.forward_begins()
             output, loss = forward_step(*args, **kwargs)
             return output, self._seen(loss) if callable(loss) else loss
 
-        return self._forwards.around({**arguments, "forward_step_func": watched})
+        return {**arguments, "forward_step_func": watched}
+
+    def ops(self, config: Any) -> contextlib.AbstractContextManager[None]:
+        """Round the schedule of a model with this `config`: its ops are watched."""
+        return self._ops.watching(config.finalize_model_grads_func)
 
     @property
     def reads(self) -> bool:
@@ -117,7 +115,8 @@ class FirstIteration:
         """Why this rank's iterations cannot be shared out, or an empty string."""
         unread = self._unread if self.reads else ""
         odd = "" if self._batches is None else self._batches.why_not()
-        return self._forwards.reason or odd or unread or self._losses
+        met = "" if self._ops.met is None else self._ops.met.why
+        return met or odd or unread or self._losses
 
     def _seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A loss function whose results are looked at."""
@@ -147,8 +146,3 @@ def _unlike(outputs: Any, per_token: bool) -> str:
                 "and a count, which add up over replicas"
             )
     return ""
-
-
-def like(given: Any, iterator: Any) -> Any:
-    """An `iterator` in a list where the one that was `given` is in one."""
-    return [iterator] if isinstance(given, list) else iterator

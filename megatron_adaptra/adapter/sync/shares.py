@@ -21,12 +21,13 @@ from megatron.core import rerun_state_machine
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
+from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.adapter.sync.found_counts import FoundCounts
 from megatron_adaptra.adapter.sync.offers import offers_of
 from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
-from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, too_many
+from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, too_many
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
 from megatron_adaptra.errors import reason_of
@@ -124,7 +125,7 @@ class Shares:
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """The first iteration, as stock; what is seen in it decides about all others."""
         say, source = self._session.context.say, self._new_source
-        reason = self._session.patches.why_not("shares", "watched-forwards")
+        reason = self._session.patches.why_not("shares", "watched-ops")
         reason = reason or apart(self._config, arguments)
         if source is None and not reason:
             offers = offers_of(self._session, self._reductions)
@@ -135,8 +136,10 @@ class Shares:
         self._new_source, self._iteration = source, self._session.iteration
         self._start(source, arguments["num_microbatches"])
         self._starts()
-        watch = FirstIteration(self._data, bool(config_of(arguments).calculate_per_token_loss))
-        result = self._run(run, watch.around(arguments))
+        config = config_of(arguments)
+        watch = FirstIteration(self._data, bool(config.calculate_per_token_loss))
+        with watch.ops(config):
+            result = self._run(run, watch.around(arguments))
         if reason := reason_anywhere(watch.reason) or self._connect():
             self._refuse(reason)
             return result

@@ -85,6 +85,37 @@ def chain_schedules(
         yield _deeper(chains, both)
 
 
+def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -> Schedule:
+    """The plan of one pipeline in every replica, for the worst of each stage and of each link.
+
+    `conditions`, `deeper`: see `chain_schedules`.
+    """
+    chains = own_chains(conditions)
+    each = [chain_conditions(conditions, chain) for chain in chains]
+
+    def worst(name: str) -> tuple[float, ...]:
+        return tuple(map(max, zip(*(getattr(one, name) for one in each), strict=True)))
+
+    links = {}
+    for path in each[0].links:
+        states = [one.links[path] for one in each]
+        slowest = min(state.bandwidth for state in states)
+        links[path] = LinkState(max(state.delay for state in states), slowest)
+    budgets = zip(*(one.activation_budget for one in each), strict=True)
+    one = replace(
+        each[0],
+        forward=worst("forward"),
+        backward_input=worst("backward_input"),
+        backward_weight=worst("backward_weight"),
+        backward=worst("backward"),
+        recomputation=worst("recomputation"),
+        links=links,
+        activation_budget=tuple(map(min, budgets)),
+        core_share=worst("core_share"),
+    )
+    return _on_chains([deeper(one).schedule] * len(chains), chains)
+
+
 def _deeper(chains: Chains, both: Callable[[Sequence[int]], tuple[Plan, Plan]]) -> Schedule:
     """Deeper warmups in the chains alone that would be the slowest without."""
     pairs = [both(chain) for chain in chains]
