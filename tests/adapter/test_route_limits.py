@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.bundle import scheduled
 
@@ -49,12 +48,17 @@ def shifted() -> Schedule:
 
 
 def test_a_mode_allows_what_keeps_the_order() -> None:
-    rows = {"home": START, "swapped": exchanged(1, 3), "shifted": shifted()}
+    line = tuple(op._replace(home=0) for op in warmup_line(3, 3))
+    deeper = replace(START, order=(line, *START.order[1:]))
+    rows = {"home": START, "deeper": deeper, "swapped": exchanged(1, 3), "shifted": shifted()}
     allowed = {
         m: {n for n, one in rows.items() if route_limits.allows(m, one)}
-        for m in ("none", "swap", "auto")
+        for m in ("alike", "none", "swap", "auto")
     }
-    assert allowed == {"none": {"home"}, "swap": {"home", "swapped"}, "auto": set(rows)}
+    assert allowed == {
+        "alike": {"home"}, "none": {"home", "deeper"}, "swap": {"home", "deeper", "swapped"},
+        "auto": set(rows),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def test_a_mode_allows_what_keeps_the_order() -> None:
         ("swap", {}, True, "swap"),
         ("auto", {"ROUTES": "data", "MOVED": "dropout"}, True, "none"),
         ("swap", {"ROUTES": "data"}, False, "none"),
+        ("auto", {"ROUTES": "FP8", "APART": "FP8"}, True, "alike"),
     ],
 )
 def test_limits_of_any_rank_decide(
@@ -187,31 +192,6 @@ def test_a_last_stage_without_losses_adds_nothing(monkeypatch: pytest.MonkeyPatc
     theirs, ratios = {"lm loss": torch.tensor([3.5])}, IdleLosses(None)
     assert [ratios.filled([])[0]["lm loss"].item() for _ in range(2)] == [3.5, 3.5]
     assert len(gathers) == 3, "asked each time, as it changes"
-
-
-@pytest.mark.parametrize("ranks", [[0, 2], [0, 1]])
-def test_what_forwards_wait_for_other_replicas_is_measured_in_each_iteration(
-    ranks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after the first, which has shown that they do; a group of one replica is its own."""
-    members = {"replicas": [0, 2], None: ranks}  # None: the default group
-    monkeypatch.setattr(dist, "get_process_group_ranks", members.get)
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor: time.sleep(0.02))
-    waits: list[float] = []
-    watch = route_limits.ForwardWatch(["replicas"], waits.append)
-
-    def forward(*_: Any) -> Any:
-        dist.all_reduce(torch.ones(1))
-        return "output", lambda: dist.all_reduce(torch.ones(1))
-
-    for _ in range(2):
-        _, loss = watch.around({"forward_step_func": forward})["forward_step_func"]()
-        loss()
-    assert watch.reason == (
-        "a forward calls all_reduce over ranks [0, 2]" if ranks == [0, 2] else ""
-    )
-    assert len(waits) == (4 if ranks == [0, 2] else 0)
-    assert all(wait >= 0.02 for wait in waits)
 
 
 def test_routes_are_part_of_what_ranks_agree_on() -> None:

@@ -156,12 +156,9 @@ def test_a_slow_worker_gives_work_away_and_takes_it_back(tmp_path: Path) -> None
     training.close()
 
 
-def test_from_a_limit_on_no_microbatch_leaves_home(tmp_path: Path) -> None:
-    """All ranks learn of it; only the leader plans."""
-    training = Training(tmp_path / "decisions.jsonl", "auto")
+def test_without_routes_no_microbatch_leaves_home(tmp_path: Path) -> None:
+    training = Training(tmp_path / "decisions.jsonl", NO_ROUTES)
     training.train(12)
-    for controller in training.controllers:
-        controller.limit(NO_ROUTES)
     slow = training.train(40, slow={4: 2.0})
     assert not any(one.routes.moved for one in slow)
     assert training.ran[-1][LINKS].pairs == frozenset()

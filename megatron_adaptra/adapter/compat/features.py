@@ -92,7 +92,7 @@ FEATURES = (
     Feature(
         "`--tp-comm-overlap`",
         Effect.WORKS,
-        "its kernels wait for ranks of the same stage alone, which run the same ops in the same "
+        "expected, not run: its kernels wait for ranks of the same stage alone, which run the same ops in the same "
         "order",
     ),
     Feature(
@@ -101,9 +101,17 @@ FEATURES = (
         "they stay Megatron's and NCCL's",
     ),
     Feature(
-        "FP8",
+        "FP8 with tensorwise, blockwise or MXFP8 scaling",
         Effect.WORKS,
-        "messages have the type that Megatron gives them; no forward is recomputed by the plan",
+        "expected, not run: messages have the type that Megatron gives them; no forward is "
+        "recomputed by the plan",
+    ),
+    Feature(
+        "FP8 with delayed scaling (Megatron's default recipe)",
+        Effect.WORKS,
+        "expected, not run: amaxes are all-reduced over replicas in each op, so all replicas run "
+        "one order, planned for the first one; no routes, no shares; with `--tp-only-amax-red` "
+        "replicas stay independent",
     ),
     Feature(
         "evaluation, checkpoints (also asynchronous ones), timers that synchronise the device, "
