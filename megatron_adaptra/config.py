@@ -186,8 +186,8 @@ class AdaptraConfig:
     )
     record: str = _setting(
         "",
-        "folder in which to keep what was measured and decided, for adaptra report and replay: "
-        "64 MiB per data-parallel replica at most",
+        "folder in which to keep what was measured and decided, as JSON lines: 64 MiB per "
+        "data-parallel replica at most",
         metavar="DIR",
     )
     strict: bool = _setting(
