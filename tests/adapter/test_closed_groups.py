@@ -5,6 +5,7 @@ All ranks of a job are played in turn by this process: torch's fake backend talk
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -171,7 +172,7 @@ def test_an_op_that_reaches_other_replicas_is_seen(name: str, where: str) -> Non
             elif where == "recomputed":
                 with torch.no_grad():
                     kept = given.clone()
-                Layer.apply(kept.requires_grad_(), nothing, lambda: first()).sum().backward()
+                Layer.apply(kept.requires_grad_(), nothing, first).sum().backward()
             else:
                 Layer.apply(given, first, then).sum().backward()
         met = "" if watch.met is None else watch.met.why
@@ -181,9 +182,10 @@ def test_an_op_that_reaches_other_replicas_is_seen(name: str, where: str) -> Non
     assert watch.met.ranks == (0, 2)
     if where != "thread":
         assert watch.met.why.endswith("forward" if where == "forward" else "backward")
-    met, watch = watch.met, OpWatch({0, 1}, {0})
-    meetings(outside)[name]()  # not in an iteration
-    assert watch.met is None
+    watch.close()
+    with contextlib.closing(OpWatch({0, 1}, {0})) as watch:
+        meetings(outside)[name]()  # not in an iteration
+        assert watch.met is None
 
 
 @pytest.mark.usefixtures("nobody")
@@ -208,6 +210,7 @@ def test_gradients_that_go_round_once_are_no_meeting() -> None:
         assert watch.met is None
         finalize()
     assert watch.met is not None
+    watch.close()
 
 
 @pytest.mark.usefixtures("nobody")
@@ -228,6 +231,7 @@ def test_waits_for_other_replicas_are_measured(monkeypatch: pytest.MonkeyPatch) 
             for group in (own, joined):
                 dist.all_reduce(torch.ones(1), group=group)
                 dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
+    watch.close()
     assert watch.met is None
     assert len(waits) == 2
     assert all(wait >= 0.02 for wait in waits)

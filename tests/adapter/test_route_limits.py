@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses

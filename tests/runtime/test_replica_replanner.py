@@ -364,7 +364,9 @@ def test_reports_of_nothing_at_all() -> None:
 
 def test_what_cannot_be_asked_for() -> None:
     job = Job()
-    with pytest.raises(BadInput, match="reroute 'shift': it has to be one of alike, none, swap, auto"):
+    with pytest.raises(
+        BadInput, match="reroute 'shift': it has to be one of alike, none, swap, auto"
+    ):
         ReplicaReplanner(job.start, job.estimator, ReplanPolicy(), "shift")
     start = first_schedule(3, 8, math.inf).replicated(3)
     with pytest.raises(BadInput, match="2 replicas of 3 stages, as are measured"):

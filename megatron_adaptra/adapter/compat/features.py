@@ -92,8 +92,8 @@ FEATURES = (
     Feature(
         "`--tp-comm-overlap`",
         Effect.WORKS,
-        "expected, not run: its kernels wait for ranks of the same stage alone, which run the same ops in the same "
-        "order",
+        "expected, not run: its kernels wait for ranks of the same stage alone, which run the same "
+        "ops in the same order",
     ),
     Feature(
         "overlapped gradient reduction and parameter gather, distributed optimizer",

@@ -285,7 +285,7 @@ PATCHES: Mapping[str, Patch] = {
             "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter",
         ),
         "sees which ops call collectives over ranks of other replicas, and for how long they wait",
-        Lasts.ITERATION, "several replicas", _watches,
+        Lasts.JOB, "several replicas", _watches,
         feature="another order of ops in one replica alone",
         some=True,
     ),

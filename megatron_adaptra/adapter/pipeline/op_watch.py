@@ -44,7 +44,7 @@ class OpWatch:
             asynchronous; None where nobody asks.
 
     `met`: the first collective beyond `alike`, and why its ranks are tied; None until there is one.
-    `watched`: an iteration is over.
+    `watched`: an iteration is over. ProcessGroup is patched until `close`.
     """
 
     def __init__(
@@ -58,6 +58,11 @@ class OpWatch:
         self._alike, self._own, self._waited = frozenset(alike), frozenset(own), waited
         self._ranks: dict[Any, frozenset[int]] = {}  # of groups, in one iteration
         self._finalize: CodeType | None = None
+        self._on = False
+        names = [target.rpartition(".")[2] for target in PATCHES["watched-ops"].present()]
+        natives = {name: getattr(dist.ProcessGroup, name) for name in names}
+        stand_ins = {name: self._seen(name, native) for name, native in natives.items()}
+        self.close = patch("watched-ops", **stand_ins).close
 
     @contextlib.contextmanager
     def watching(self, finalize: Any = None) -> Iterator[None]:
@@ -65,25 +70,28 @@ class OpWatch:
         while hasattr(finalize, "func"):  # a functools.partial
             finalize = finalize.func
         self._finalize = getattr(finalize, "__code__", None)
-        found = {name.rpartition(".")[2] for name in PATCHES["watched-ops"].present()}
-        methods = {name: getattr(dist.ProcessGroup, name) for name in found}
-        with patch("watched-ops", **{n: self._seen(n, native) for n, native in methods.items()}):
-            try:
-                yield
-            finally:
-                self._ranks.clear()
-        self.watched = True
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on, self.watched = False, True
+            self._ranks.clear()
 
     def _seen(self, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
         """Stands in for the method `name` of ProcessGroup."""
 
         @functools.wraps(native)
         def seen(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._on:
+                return native(group, *args, **kwargs)
             ranks = self._ranks.get(group)
             if ranks is None:
                 ranks = self._ranks[group] = _ranks_of(group)
             if self.met is None and not ranks <= self._alike:
-                self._meet(name, ranks)
+                try:
+                    self.met = _meeting(name, ranks, self._finalize)
+                except Exception:  # it is one, whoever has called it
+                    self.met = Tie(tuple(sorted(ranks)), f"an op calls {name} over other replicas")
             if self._waited is None or ranks <= self._own:
                 return native(group, *args, **kwargs)
             return self._timed(native, group, *args, **kwargs)
@@ -101,26 +109,30 @@ class OpWatch:
             self._waited(time.monotonic() - begun)
         return work
 
-    def _meet(self, name: str, ranks: frozenset[int]) -> None:
-        """A collective reaches beyond `alike`; keep it, if an op has called it."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and _module(frame).startswith(_OURS):
-            frame = frame.f_back  # of this watch, or of several
-        caller = ""
-        while frame is not None:
-            module = _module(frame)
-            if module in _ONCE or frame.f_code is self._finalize:
-                return
-            if module == c10d.__name__:
-                name = frame.f_code.co_name
-            elif not caller and module.partition(".")[0] != "torch":
-                if module.startswith(_OURS):
-                    return
-                caller = f"{module}.{frame.f_code.co_name}"
-            frame = frame.f_back
-        kind = "backward" if torch._C._current_autograd_node() is not None else "forward"
-        why = f"{caller or 'torch'} calls {name} over ranks {_short(ranks)} in a {kind}"
-        self.met = Tie(tuple(sorted(ranks)), why)
+
+def _meeting(name: str, ranks: frozenset[int], finalize: CodeType | None) -> Tie | None:
+    """The tie of `ranks` that an op's collective makes; None where no op has called it.
+
+    `name`: of ProcessGroup's method. `finalize`: what comes after all ops.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _module(frame).startswith(_OURS):
+        frame = frame.f_back  # of this watch, or of several
+    caller = ""
+    while frame is not None:
+        module = _module(frame)
+        if module in _ONCE or frame.f_code is finalize:
+            return None
+        if module == c10d.__name__:
+            name = frame.f_code.co_name
+        elif not caller and module.partition(".")[0] != "torch":
+            if module.startswith(_OURS):
+                return None
+            caller = f"{module}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    kind = "backward" if torch._C._current_autograd_node() is not None else "forward"
+    why = f"{caller or 'torch'} calls {name} over ranks {_short(ranks)} in a {kind}"
+    return Tie(tuple(sorted(ranks)), why)
 
 
 def _module(frame: FrameType) -> str:

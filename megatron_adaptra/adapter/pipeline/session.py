@@ -261,6 +261,8 @@ class Session:
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)
+            if self._watch is not None:
+                stack.callback(self._watch.close)
             if self._heap is not None:
                 stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)
@@ -308,6 +310,7 @@ class Session:
             ties.append(watch.met)
         wiring = open_wiring(context, arguments, self.resumed, limits, self.defer_hooks, ties)
         if watch is not None:
+            watch.close()
             waited = None if context.device.behind else context.probe.waited
             self._watch = OpWatch(wiring.plan_group.alike, closed_groups.at_my_stage(), waited)
         return wiring

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -83,8 +83,7 @@ class FirstIteration:
 
     def __init__(self, data: ShareData, per_token: bool) -> None:
         self._data, self._per_token = data, per_token
-        own = closed_groups.at_my_stage()
-        self._ops = OpWatch(own, own)
+        self._met = ""
         self._batches: CountedBatches | None = None
         self._unread = self._losses = ""
 
@@ -101,9 +100,14 @@ class FirstIteration:
 
         return {**arguments, "forward_step_func": watched}
 
-    def ops(self, config: Any) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def ops(self, config: Any) -> Iterator[None]:
         """Round the schedule of a model with this `config`: its ops are watched."""
-        return self._ops.watching(config.finalize_model_grads_func)
+        own = closed_groups.at_my_stage()
+        watch = OpWatch(own, own)
+        with contextlib.closing(watch), watch.watching(config.finalize_model_grads_func):
+            yield
+        self._met = "" if watch.met is None else watch.met.why
 
     @property
     def reads(self) -> bool:
@@ -115,8 +119,7 @@ class FirstIteration:
         """Why this rank's iterations cannot be shared out, or an empty string."""
         unread = self._unread if self.reads else ""
         odd = "" if self._batches is None else self._batches.why_not()
-        met = "" if self._ops.met is None else self._ops.met.why
-        return met or odd or unread or self._losses
+        return self._met or odd or unread or self._losses
 
     def _seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A loss function whose results are looked at."""
