@@ -230,7 +230,7 @@ class _Demo:
         """
         if self.end_of_phase - 1 in iterations:
             self.known = known_now(self._loops())
-        leader = self.session.run.controller
+        leader = self._controller
         if self.rank != 0 or not isinstance(leader, Leader):
             return
         if self.start is None:
@@ -289,8 +289,13 @@ class _Demo:
             del self.session.records[:-KEPT]
         self.losses[name].append(losses)
 
+    @property
+    def _controller(self) -> Any:
+        """This rank's; None in the first iteration of several replicas, which is stock's."""
+        return None if self.session.run is None else self.session.run.controller
+
     def _note_decision(self) -> None:
-        controller = self.session.run.controller
+        controller = self._controller
         loop = controller.loop if isinstance(controller, Leader) else None
         last = loop.log.last if isinstance(loop, PlanningThread) else None
         if last is not None and last not in self.decisions[-1:]:
@@ -322,7 +327,8 @@ class _Demo:
 
     def _progress(self, iteration: int) -> None:
         if self.rank == 0:
-            warmup = self.session.run.controller.ballot.schedule.warmup
+            controller = self._controller
+            warmup = () if controller is None else controller.ballot.schedule.warmup
             last = {name: 1e3 * values[iteration] for name, values in self.seconds.items()}
             step = {"iteration": iteration, "ms": last, "warmup": warmup}
             if os.environ.get(LAUNCHED):
@@ -335,7 +341,7 @@ class _Demo:
         """Bring everything to rank 0, which writes it down."""
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
-        controller = self.session.run.controller
+        controller = self._controller
         if isinstance(controller, Leader):
             controller.loop.drain()
         self._note_decision()

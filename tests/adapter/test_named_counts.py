@@ -21,8 +21,9 @@ from megatron_adaptra.ir.sync import SyncPlan
 def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
     global CountedBatches, ShareBatches, ShareData, ScheduleTimes, new_source, share_limits
+    from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches
     from megatron_adaptra.adapter.sync import share_limits
-    from megatron_adaptra.adapter.sync.share_data import CountedBatches, ShareBatches, ShareData
+    from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
     from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
     from megatron_adaptra.adapter.sync.sources import new_source
 

@@ -81,10 +81,11 @@ class GradSync:
     def end(self) -> None:
         """What has not been started; then gradients can be finalised."""
         self._resume()
-        if self._grads:
-            for chunk in range(len(self._models)):
-                if chunk not in self._synchronised:
-                    self._start(chunk)
+        for chunk, model in enumerate(self._models):
+            if self._grads and chunk not in self._synchronised:
+                self._start(chunk)
+            elif not self._grads and chunk not in self._last and _overlaps(model):
+                model.start_grad_sync()  # which Megatron does with the last gradient of a bucket
 
     def _start(self, chunk: int) -> None:
         self._resume()
@@ -101,6 +102,10 @@ class GradSync:
         if self._paused is not None:
             self._paused.close()
             self._paused = None
+
+
+def _overlaps(model: Any) -> bool:
+    return bool(getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False))
 
 
 def _params(config: Any) -> Any:

@@ -14,7 +14,7 @@ from megatron_adaptra.config import AUTO
 from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
 from megatron_adaptra.runtime.offer import Offer, Offers
 from megatron_adaptra.runtime.replica_loop import ReplicaLoop
-from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
+from megatron_adaptra.runtime.replica_replanner import ALIKE, NO_ROUTES
 
 
 def offers_of(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offers | None:
@@ -44,6 +44,6 @@ def _of_routes(session: Session) -> Offer | None:
     loop = None if run is None else getattr(run.controller, "loop", None)
     if not isinstance(loop, ReplicaLoop):
         return None
-    if loop.replanner.mode == NO_ROUTES:
+    if loop.replanner.mode in (ALIKE, NO_ROUTES):
         return Offer(0, 1.0, standing=True)
     return loop.replanner.offer
