@@ -10,12 +10,14 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapter.baseline.stock import EmulatedSends
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, only
 from megatron_adaptra.adapter.pipeline import route_limits
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
+from megatron_adaptra.adapter.pipeline.emulation import emulated_links
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
     run_measured,
@@ -87,6 +89,10 @@ class Session:
         self.defer_hooks: list[DeferHook] = []
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
+        self._sends: EmulatedSends | None = None  # of Megatron's own schedule
+        links = emulated_links(config, self.stage, self.stages, context.replicas > 1)
+        if links is not None:
+            self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
@@ -179,7 +185,7 @@ class Session:
 
     def _run_stock(self, function: Any, arguments: ScheduleArgs) -> Any:
         """An iteration that is Megatron's own, but for what is emulated."""
-        result = run_stock(self.context, function, arguments)
+        result = run_stock(self.context, self._sends, self.iteration, function, arguments)
         self.iteration += 1
         return result
 
@@ -236,6 +242,8 @@ class Session:
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)
+            if self._sends is not None:
+                stack.callback(self._sends.close)
             if self._heap is not None:
                 stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)
