@@ -1,9 +1,9 @@
 """Emulated slow links and workers under stock Megatron: its own schedule and communicator.
 
-Megatron's 1F1B sends with `torch.distributed.batch_isend_irecv`. While `EmulatedSends.slow` is in
-force, a send to a neighbour over a slow link is copied and handed to the same delay line that our
-own sends go through; all else goes to torch unchanged. While `slowed_ops` is, each of its ops
-waits where ours do.
+Megatron's schedules send with `torch.distributed.batch_isend_irecv`, or, where messages of virtual
+stages overlap, with `isend`. While `EmulatedSends.slow` is in force, a send to a neighbour over a
+slow link is copied and handed to the same kind of delay line that our own sends go through; all
+else goes to torch unchanged. While `slowed_ops` is, each of its ops waits where ours do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
@@ -33,7 +34,7 @@ class EmulatedSends:
     `emulator`: of this object alone, which closes it. `ranks[i]`: the global rank of its stage, or
     worker, i. One object serves the whole job: what an iteration sends last is delivered after its
     end. Gloo cancels a send whose handle is dropped before the message is received, and only a wait
-    tells that it was: a thread waits, and keeps the handle.
+    shows that it was: a thread waits, and keeps the handle.
     """
 
     def __init__(self, emulator: LinkEmulator, ranks: Sequence[int]) -> None:
@@ -47,15 +48,21 @@ class EmulatedSends:
     def slow(self, iteration: int) -> Iterator[None]:
         """Around an `iteration`, which the emulator's rules name; undone on exit."""
         self._emulator.iteration = iteration
-        batch = dist.batch_isend_irecv
+        batch, single = dist.batch_isend_irecv, dist.isend
+
+        def isend(tensor: torch.Tensor, dst: int | None = None, *args: Any, **kwargs: Any) -> Any:
+            if dst is None or not self._holds(dst):
+                return single(tensor, dst, *args, **kwargs)
+            copy = tensor.detach().clone()  # Megatron frees the output once its send is done
+            return self._hold(copy, dst, lambda: single(copy, dst, *args, **kwargs))
 
         def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
             slow = [op for op in ops if op.op is dist.isend and self._holds(op.peer)]
-            held = [self._hold(op) for op in slow]
+            held = [dist.isend(op.tensor, op.peer, op.group, op.tag) for op in slow]
             direct = [op for op in ops if op not in slow]
             return [*held, *(batch(direct) if direct else [])]
 
-        with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv):
+        with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv, isend=isend):
             yield
 
     def close(self) -> None:
@@ -68,16 +75,15 @@ class EmulatedSends:
     def _holds(self, rank: int) -> bool:
         return rank in self._stage_of and self._emulator.holds(self._stage_of[rank])
 
-    def _hold(self, op: dist.P2POp) -> _InFlight:
-        copy = op.tensor.detach().clone()  # Megatron frees the output once its send is done
+    def _hold(self, message: torch.Tensor, rank: int, send: Callable[[], Any]) -> _InFlight:
         work = _InFlight()
 
         def deliver() -> None:
             with contextlib.suppress(RuntimeError):  # the peer is gone: its messages end the job
-                work.work = dist.isend(copy, op.peer, op.group, op.tag)
+                work.work = send()
             work.delivered.set()
 
-        self._emulator.hold(self._stage_of[op.peer], copy.nbytes, deliver)
+        self._emulator.hold(self._stage_of[rank], message.nbytes, deliver)
         self._kept.put(work)
         if self._thread.ident is None:
             self._thread.start()

@@ -252,11 +252,17 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.demo or (job.runs and job.device),
     ),
     "emulated-sends": Patch(
-        _in("torch.distributed", "batch_isend_irecv"),
+        (  # torch compares an op with its own
+            *_in("torch.distributed", "batch_isend_irecv", "isend"),
+            *_in("torch.distributed.distributed_c10d", "isend"),
+        ),
         "makes the emulated links slow for Megatron's own messages, too",
-        Lasts.ITERATION, "engine stock with emulated links; in the demo's run of stock Megatron",
-        lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
-        feature="emulated links under engine stock",
+        Lasts.ITERATION,
+        "--adaptra-emulate-link over gloo, where Megatron's own schedule runs; in the demo's run "
+        "of it",
+        lambda job: job.demo
+        or (job.stages > 1 and bool(job.config.emulate_link) and not job.device),
+        feature="emulated links where Megatron's own schedule runs",
     ),
     "sums": Patch(
         _in("torch.distributed", "all_reduce"),
@@ -286,10 +292,8 @@ PATCHES: Mapping[str, Patch] = {
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "makes the ops of emulated slow workers slow in Megatron's own schedule, too",
         Lasts.ITERATION,
-        "--adaptra-emulate-worker with engine stock, or with one stage; in the demo's run of stock "
-        "Megatron with a slow worker",
-        lambda job: bool(job.config.emulate_worker)
-        and (job.demo or job.stages == 1 or job.config.engine == "stock"),
+        "--adaptra-emulate-worker, where Megatron's own schedule runs; in the demo's run of it",
+        lambda job: bool(job.config.emulate_worker),
     ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),

@@ -51,7 +51,10 @@ def run_stock(
     function: Any,
     arguments: ScheduleArgs,
 ) -> Any:
-    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated."""
+    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated.
+
+    `sends`: of this job, None where no link is. `iteration`: which the emulation's rules name.
+    """
     with contextlib.ExitStack() as stack:
         if sends is not None and not context.patches.why_not("emulated-sends"):
             stack.enter_context(sends.slow(iteration))

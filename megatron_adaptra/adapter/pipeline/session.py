@@ -21,7 +21,6 @@ from megatron_adaptra.adapter.pipeline.emulation import emulated_links
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
     run_measured,
-    run_megatron,
     run_native,
     run_stock,
 )
@@ -91,7 +90,9 @@ class Session:
         self.step_result: StepResultSync | None = None
         self._sends: EmulatedSends | None = None  # of Megatron's own schedule
         links = emulated_links(config, self.stage, self.stages, context.replicas > 1)
-        if links is not None:
+        if links is not None and device.behind:
+            context.say("emulated links are slow for our messages, not for Megatron's own on GPUs")
+        elif links is not None:
             self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
@@ -127,20 +128,18 @@ class Session:
         )
         if reason:
             self.context.say(f"stock schedule: {reason}")
-            if self.stages > 1 or arguments.get("forward_only"):
-                return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
         if self.context.worker_emulator is not None:
             self.context.worker_emulator.iteration = self.iteration
-        if reason or self.config.engine == "stock":  # of one stage ops may be emulated, too
+        if reason or self.config.engine == "stock":
             return self._run_stock(function, arguments)
         self.iteration_done()
         if self._apart:
             return self._run_apart(function, arguments)
         run = self._run_for(arguments)
         if run is None:
-            return run_megatron(self.context, function, arguments)
+            return self._run_stock(function, arguments)
         data, homes = None, self._homes
         if ROUTES in run.wiring.plan_group.limits:
             homes = None
@@ -184,9 +183,13 @@ class Session:
         return result
 
     def _run_stock(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """An iteration that is Megatron's own, but for what is emulated."""
+        """A call that Megatron's own schedule runs; what is emulated is slow in it, too.
+
+        A run that has begun its next iteration keeps that number: as many calls go before it.
+        """
         result = run_stock(self.context, self._sends, self.iteration, function, arguments)
-        self.iteration += 1
+        begun = self.run is not None and not self.run.abandoned
+        self.iteration += not begun and not arguments.get("forward_only")
         return result
 
     def _run_apart(self, function: Any, arguments: ScheduleArgs) -> Any:
