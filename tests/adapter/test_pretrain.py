@@ -105,6 +105,22 @@ def test_a_resumed_training_goes_on_with_its_plan(adapted: Done, folder: Path) -
     assert resumed.plans[0] == adapted.plans[9]
 
 
+def test_a_checkpoint_that_megatron_soon_deletes_has_no_plan(folder: Path) -> None:
+    """Nor has any folder that Megatron has not made."""
+    out = folder / "for now"
+    flags = (
+        "--adaptra", "--ckpt-format", "torch_dist", "--save", str(out / "saved"),
+        "--save-interval", "4", "--non-persistent-save-interval", "2",
+        "--non-persistent-ckpt-type", "global",
+    )  # fmt: skip
+    train(out, 2, *flags, iterations=6)
+    assert (out / "saved" / "non_persistent" / "iter_0000006").is_dir()
+    plans = [path.parent for path in (out / "saved").rglob("adaptra-replica0.json")]
+    folders = sorted((out / "saved").glob("iter_*"))
+    assert sorted(plans) == folders
+    assert [path.name for path in folders] == ["iter_0000004", "iter_0000006"]
+
+
 @pytest.mark.cold
 def test_started_as_a_users_it_ends_with_0_and_leaves_no_process(folder: Path) -> None:
     """With the plugin and without, which then imports nothing and says nothing."""
