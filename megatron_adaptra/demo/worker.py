@@ -97,6 +97,7 @@ class _Demo:
         import torch.distributed as dist
 
         from megatron_adaptra.adapter.baseline import gpt
+        from megatron_adaptra.adapter.baseline.stock import EmulatedSends
         from megatron_adaptra.adapter.entry.activate import activate
         from megatron_adaptra.adapter.pipeline.emulation import emulated_links
         from megatron_adaptra.plan.initial import starting_schedule
@@ -161,7 +162,11 @@ class _Demo:
         context = self.session.context
         self.worker = context.worker
         self.stock_line = stock.replicated(context.replicas).order[self.worker]
-        self.links = emulated_links(config, self.session.stage, options.stages)
+        self.sends: EmulatedSends | None = None  # of the stock arm
+        links = emulated_links(config, self.session.stage, options.stages)
+        if links is not None:
+            self.sends = EmulatedSends(links, self.session.ranks)
+            self.activation.undo_with(self.sends.close)
         # One of the last iterations of this phase will be drawn.
         phases = options.phases
         self.end_of_phase = phases[key_phase(phases)][1]
@@ -304,15 +309,14 @@ class _Demo:
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
         """Megatron as it is; on the iterations that may be drawn its ops are traced."""
-        from megatron_adaptra.adapter.baseline.stock import emulated_sends, slowed_ops
+        from megatron_adaptra.adapter.baseline.stock import slowed_ops
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
 
-        links, worker = self.links, self.session.context.worker_emulator
+        worker = self.session.context.worker_emulator
         with contextlib.ExitStack() as stack:
-            if links is not None:
-                links.iteration = iteration
-                stack.enter_context(emulated_sends(links, self.session.ranks))
+            if self.sends is not None:
+                stack.enter_context(self.sends.slow(iteration))
             if worker is not None:  # before ops are traced: what they wait is measured, too
                 worker.iteration = iteration
                 stack.enter_context(slowed_ops(worker))

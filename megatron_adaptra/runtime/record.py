@@ -4,7 +4,8 @@ One file per data-parallel replica, or for all that are planned together, writte
 JSON lines, each with its `kind`:
 
 - `run`: a controller starts, at the beginning of a job or with another number of microbatches;
-- `iteration`: the reports of all stages or workers, the delays and alarms of links, predictions;
+- `iteration`: the reports of all stages or workers, the delays and alarms of links, predictions; or
+  by replica, where these share out microbatches, how many and how long;
 - `decision`, `vote`, `prediction`, `outcome`: as in the log of decisions.
 
 Seconds everywhere but in decisions. An iteration has as many bytes as any other, and a file at most
@@ -111,7 +112,8 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
 class RecordedIteration:
     """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage.
 
-    Of replicas that are planned together `reports` are by worker.
+    Of replicas that are planned together `reports` are by worker. Of those that share out
+    microbatches there are none, and `status` has what `RunRecord.replicas` was given.
     """
 
     at: float
@@ -137,6 +139,9 @@ class Recorded:
         """
         replicas, found = self.about.get("replicas", 1), {}
         for number, row in self.iterations.items():
+            if not row.reports:
+                found[number] = row.status["took"]
+                continue
             first_stages = row.reports[:: max(1, len(row.reports) // replicas)]
             known = [one.seconds for one in first_stages if one.seconds is not None]
             if known:
@@ -186,7 +191,9 @@ def _add(row: dict[str, Any], runs: list[Recorded], decisions: DecisionReader) -
         for run in runs[:-1]:
             run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
     elif runs and kind == "iteration":
-        reports = tuple(StageReport.from_json(report) for report in row.pop("reports"))
+        shares = "microbatches" in row
+        each = () if shares else row.pop("reports")
+        reports = tuple(StageReport.from_json(report) for report in each)
         del row["kind"]
         iteration, at = row.pop("iteration"), row.pop("at")
         runs[-1].iterations[iteration] = RecordedIteration(at, row, reports)

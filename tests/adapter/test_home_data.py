@@ -20,12 +20,14 @@ class MegatronPretrainingSampler:
 
     def __init__(self, consumed_samples: int, replica: int, size: int = 2) -> None:
         self.consumed_samples, self.data_parallel_rank, self.size = consumed_samples, replica, size
+        self.micro_batch_times_data_parallel_size = REPLICAS * size
+        self.end = 400
 
     def __iter__(self) -> Iterator[list[int]]:
         at = self.consumed_samples + self.data_parallel_rank * self.size
-        while at < 400:
+        while at < self.end:
             yield list(range(at, at + self.size))
-            at += REPLICAS * self.size
+            at += self.micro_batch_times_data_parallel_size
 
     def __len__(self) -> int:
         return 1000
@@ -105,6 +107,15 @@ def test_an_iteration_that_is_run_again_reads_the_same() -> None:
     assert ran(data.begin(iterator, EACH), plan) == first
     iterator.advance()
     assert ran(data.begin(iterator, EACH), "F0@1") == [batch(1, EACH)]
+
+
+def test_a_place_far_into_the_data_is_not_walked_to() -> None:
+    iterator, far = loader(0), 10**12  # which no walk reaches
+    iterator.iterable._index_sampler.end = 100 * far
+    iterator.iterable._num_yielded = far
+    data = HomeData(0).begin(iterator, EACH)
+    data.at(Op(Kind.F, 1, home=2))
+    assert next(data).tolist() == batch(2, far + 1)
 
 
 def test_a_stage_that_reads_nothing_takes_nothing() -> None:

@@ -105,6 +105,22 @@ def test_a_resumed_training_goes_on_with_its_plan(adapted: Done, folder: Path) -
     assert resumed.plans[0] == adapted.plans[9]
 
 
+def test_a_checkpoint_that_megatron_soon_deletes_has_no_plan(folder: Path) -> None:
+    """Nor has any folder that Megatron has not made."""
+    out = folder / "for now"
+    flags = (
+        "--adaptra", "--ckpt-format", "torch_dist", "--save", str(out / "saved"),
+        "--save-interval", "4", "--non-persistent-save-interval", "2",
+        "--non-persistent-ckpt-type", "global",
+    )  # fmt: skip
+    train(out, 2, *flags, iterations=6)
+    assert (out / "saved" / "non_persistent" / "iter_0000006").is_dir()
+    plans = [path.parent for path in (out / "saved").rglob("adaptra-replica0.json")]
+    folders = sorted((out / "saved").glob("iter_*"))
+    assert sorted(plans) == folders
+    assert [path.name for path in folders] == ["iter_0000004", "iter_0000006"]
+
+
 @pytest.mark.cold
 def test_started_as_a_users_it_ends_with_0_and_leaves_no_process(folder: Path) -> None:
     """With the plugin and without, which then imports nothing and says nothing."""
@@ -258,12 +274,21 @@ def test_what_cannot_be_written_ends_no_training(fault: str, folder: Path) -> No
     assert log.is_symlink() == (fault == "full")
 
 
-def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(folder: Path) -> None:
-    changed = str(SCRIPT.with_name("changed_megatron.py"))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("forward_step", "forward_step has no parameter"),
+        ("fork", r"gives (__main__|changed_megatron)\.fork_schedule, not a schedule of Megatron's"),
+    ],
+)
+def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(
+    change: str, words: str, folder: Path
+) -> None:
+    changed = [str(SCRIPT.with_name("changed_megatron.py")), change]
 
     def run(*flags: str) -> Done:
-        words = words_of(folder, 2, "--adaptra", *flags, iterations=6)
-        done = zygote(True).run(folder / "changed", [changed, *words], ranks=2)
+        flags = words_of(folder, 2, "--adaptra", *flags, iterations=6)
+        done = zygote(True).run(folder / change, [*changed, *flags], ranks=2)
         return Done(done.status, done.text)
 
     ours = run()
@@ -272,8 +297,8 @@ def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(folder: P
     assert ours.printed == stock(2, iterations=6).done.printed
     printed = re.findall(r"^adaptra: (.*)", ours.text, re.MULTILINE)
     assert len(printed) == 1
-    assert re.search("training goes on as stock Megatron.*forward_step", printed[0])
+    assert re.search(f"training goes on as stock Megatron.*{words}", printed[0])
     strict = run("--adaptra-strict")
     assert strict.status != 0
-    assert re.findall(r"^adaptra: (.*forward_step.*)", strict.text, re.MULTILINE)
+    assert re.findall(f"^adaptra: (.*{words}.*)", strict.text, re.MULTILINE)
     assert strict.printed == []

@@ -84,7 +84,7 @@ class HeldBack:
         """Begin or end, before an iteration."""
         from megatron.core import parallel_state as mpu
 
-        from megatron_adaptra.adapter.baseline.stock import emulated_sends
+        from megatron_adaptra.adapter.baseline.stock import EmulatedSends
         from megatron_adaptra.transport.emulate import LinkEmulator
         from megatron_adaptra.transport.rules import parse_rules
 
@@ -92,8 +92,9 @@ class HeldBack:
         if self.on:
             group = mpu.get_pipeline_model_parallel_group()
             emulator = LinkEmulator(group.rank(), parse_rules(self._rule, GIVEN["stages"]))
-            self._stack.callback(emulator.close)
-            self._stack.enter_context(emulated_sends(emulator, dist.get_process_group_ranks(group)))
+            sends = EmulatedSends(emulator, dist.get_process_group_ranks(group))
+            self._stack.callback(sends.close)
+            self._stack.enter_context(sends.slow(0))
 
 
 class Watch:

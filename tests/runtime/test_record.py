@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runtime.leading import drive
 from runtime.replaying import replayed
 from telemetry.records import report
+from telemetry.test_report import REPORTS, SECONDS
 
 from megatron_adaptra.errors import BadFile
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import LogFile
 from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.record import AROUND, VERSION, RunRecord, read_record, shortened
+from megatron_adaptra.runtime.record import (
+    AROUND,
+    DIGITS,
+    VERSION,
+    RunRecord,
+    read_record,
+    shortened,
+)
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.report import StageReport
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 STATUS = {"iteration": 0, "delays": {"0>1": 1e-4}, "alarms": [], "replans": 0}
@@ -71,6 +83,40 @@ def test_an_iteration_of_replicas_takes_what_the_slowest_takes(tmp_path: Path) -
         record.iteration(iteration, rows, STATUS)
     record.close()
     assert read_record(path)[0].seconds() == {-1: 0.7, 0: 0.7}
+
+
+SHARES = st.tuples(st.lists(st.integers(0, 99)), st.lists(SECONDS), SECONDS)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.lists(REPORTS, min_size=1, max_size=3), max_size=3) | st.lists(SHARES))
+def test_what_a_record_was_given_is_read_again(given: list[Any]) -> None:
+    """Reports of stages, and the shares of replicas: to a tenth of a microsecond."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "r.jsonl"
+        record = RunRecord(path)
+        record.run(0, replicas=2)
+        for i, one in enumerate(given):
+            if isinstance(one, list):
+                record.iteration(i, one, STATUS)
+            else:
+                record.replicas(i, *one)
+        record.close()
+        (run,) = read_record(path)
+    assert list(run.iterations) == list(range(len(given)))
+    for one, row in zip(given, run.iterations.values(), strict=True):
+        if isinstance(one, list):
+            wanted = [StageReport.from_json(rounded(report.to_json())) for report in one]
+            assert list(row.reports) == wanted
+        else:
+            keys = "microbatches", "seconds", "took"
+            assert dict(row.status) == rounded(dict(zip(keys, one, strict=True)))
+    if given and not isinstance(given[0], list):
+        assert list(run.seconds().values()) == rounded([took for _, _, took in given])
+
+
+def rounded(data: Any) -> Any:
+    return json.loads(json.dumps(data), parse_float=lambda text: round(float(text), DIGITS))
 
 
 @pytest.mark.parametrize("cut", [1, 30, 2])

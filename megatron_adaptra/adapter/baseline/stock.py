@@ -1,47 +1,100 @@
 """Emulated slow links and workers under stock Megatron: its own schedule and communicator.
 
-Megatron's 1F1B sends with `torch.distributed.batch_isend_irecv`. While `emulated_sends` is in
-force, a send to a neighbour over a slow link is copied and handed to the same delay line that our
-own sends go through; all else goes to torch unchanged. While `slowed_ops` is, each of its ops
-waits where ours do.
+Megatron's schedules send with `torch.distributed.batch_isend_irecv`, or, where messages of virtual
+stages overlap, with `isend`. While `EmulatedSends.slow` is in force, a send to a neighbour over a
+slow link is copied and handed to the same kind of delay line that our own sends go through; all
+else goes to torch unchanged. While `slowed_ops` is, each of its ops waits where ours do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 
-@contextlib.contextmanager
-def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[None]:
-    """Around one iteration; `ranks[i]` is the global rank of stage i. Undone on exit."""
-    kept: list[_InFlight] = []  # gloo cancels a send whose handle is dropped before it is received
-    stage_of = {rank: stage for stage, rank in enumerate(ranks)}
-    batch = dist.batch_isend_irecv
+class EmulatedSends:
+    """A stand-in for torch's sends puts those over emulated links on the `emulator`'s delay line.
 
-    def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
-        slow = [
-            op
-            for op in ops
-            if op.op is dist.isend and op.peer in stage_of and emulator.holds(stage_of[op.peer])
-        ]
-        held = [_hold(op, emulator, stage_of[op.peer]) for op in slow]
-        kept.extend(held)
-        direct = [op for op in ops if op not in slow]
-        return [*held, *(batch(direct) if direct else [])]
+    `emulator`: of this object alone, which closes it. `ranks[i]`: the global rank of its stage, or
+    worker, i. One object serves the whole job: what an iteration sends last is delivered after its
+    end. Gloo cancels a send whose handle is dropped before the message is received, and only a wait
+    shows that it was: a thread waits, and keeps the handle.
+    """
 
-    with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv):
-        yield
+    def __init__(self, emulator: LinkEmulator, ranks: Sequence[int]) -> None:
+        self._emulator = emulator
+        self._stage_of = {rank: stage for stage, rank in enumerate(ranks)}
+        self._kept: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._keep, name="adaptra-emulated", daemon=True)
+        wait_at_exit(self._thread)
+
+    @contextlib.contextmanager
+    def slow(self, iteration: int) -> Iterator[None]:
+        """Around an `iteration`, which the emulator's rules name; undone on exit."""
+        self._emulator.iteration = iteration
+        batch, single = dist.batch_isend_irecv, dist.isend
+
+        def isend(tensor: torch.Tensor, dst: int | None = None, *args: Any, **kwargs: Any) -> Any:
+            if dst is None or not self._holds(dst):
+                return single(tensor, dst, *args, **kwargs)
+            copy = tensor.detach().clone()  # Megatron frees the output once its send is done
+            return self._hold(copy, dst, lambda: single(copy, dst, *args, **kwargs))
+
+        def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
+            slow = [op for op in ops if op.op is dist.isend and self._holds(op.peer)]
+            held = [dist.isend(op.tensor, op.peer, op.group, op.tag) for op in slow]
+            direct = [op for op in ops if op not in slow]
+            return [*held, *(batch(direct) if direct else [])]
+
+        with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv, isend=isend):
+            yield
+
+    def close(self) -> None:
+        """Wait until all that is held has been received, some seconds at most."""
+        self._kept.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(waits.END)
+        self._emulator.close()
+
+    def _holds(self, rank: int) -> bool:
+        return rank in self._stage_of and self._emulator.holds(self._stage_of[rank])
+
+    def _hold(self, message: torch.Tensor, rank: int, send: Callable[[], Any]) -> _InFlight:
+        work = _InFlight()
+
+        def deliver() -> None:
+            with contextlib.suppress(RuntimeError):  # the peer is gone: its messages end the job
+                work.work = send()
+            work.delivered.set()
+
+        self._emulator.hold(self._stage_of[rank], message.nbytes, deliver)
+        self._kept.put(work)
+        if self._thread.ident is None:
+            self._thread.start()
+        return work
+
+    def _keep(self) -> None:
+        while (held := self._kept.get()) is not None:
+            held.delivered.wait()
+            if held.work is not None:
+                with contextlib.suppress(RuntimeError):
+                    held.work.wait(timedelta(seconds=waits.FOREVER))
 
 
 @contextlib.contextmanager
@@ -89,21 +142,15 @@ def without_overlap(config: Any, stages: int) -> contextlib.AbstractContextManag
     return patch("whole-outputs", config, deallocate_pipeline_outputs=False, **waits)
 
 
-def _hold(op: dist.P2POp, emulator: LinkEmulator, stage: int) -> _InFlight:
-    copy = op.tensor.detach().clone()  # Megatron frees the output once its send is done
-    work = _InFlight()
-
-    def deliver() -> None:
-        work.work = dist.isend(copy, op.peer, op.group, op.tag)
-
-    emulator.hold(stage, copy.numel() * copy.element_size(), deliver)
-    return work
-
-
 class _InFlight:
-    """A send that the network has taken over: its sender need not wait."""
+    """A send that the network has taken over: its sender need not wait.
 
-    work: Any = None  # the real one, kept until it is done
+    `work`: torch's own handle, once it is `delivered`; None where its peer was gone by then.
+    """
+
+    def __init__(self) -> None:
+        self.work: Any = None
+        self.delivered = threading.Event()
 
     def wait(self, timeout: Any = None) -> bool:
         return True

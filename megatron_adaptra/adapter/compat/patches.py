@@ -260,13 +260,17 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.demo or (job.runs and job.device),
     ),
     "emulated-sends": Patch(
-        _in("torch.distributed", "batch_isend_irecv"),
+        (  # torch compares an op with its own
+            *_in("torch.distributed", "batch_isend_irecv", "isend"),
+            *_in("torch.distributed.distributed_c10d", "isend"),
+        ),
         "makes the emulated links slow for Megatron's own messages, too",
         Lasts.ITERATION,
-        "emulated links, with engine stock or several replicas; in the demo's run of stock",
+        "--adaptra-emulate-link over gloo, where Megatron's own schedule runs; in the demo's run "
+        "of it",
         lambda job: job.demo
-        or (bool(job.config.emulate_link) and (job.config.engine == "stock" or _watches(job))),
-        feature="emulated links under engine stock",
+        or (job.stages > 1 and bool(job.config.emulate_link) and not job.device),
+        feature="emulated links where Megatron's own schedule runs",
     ),
     "sums": Patch(
         _in("torch.distributed", "all_reduce"),
@@ -300,10 +304,8 @@ PATCHES: Mapping[str, Patch] = {
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "makes the ops of emulated slow workers slow in Megatron's own schedule, too",
         Lasts.ITERATION,
-        "--adaptra-emulate-worker with engine stock, with one stage, or with several replicas; in "
-        "the demo's run of stock Megatron with a slow worker",
-        lambda job: bool(job.config.emulate_worker)
-        and (job.demo or job.stages == 1 or job.config.engine == "stock" or _watches(job)),
+        "--adaptra-emulate-worker, where Megatron's own schedule runs; in the demo's run of it",
+        lambda job: bool(job.config.emulate_worker),
     ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),

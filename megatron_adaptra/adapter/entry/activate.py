@@ -166,9 +166,16 @@ def _leave(activation: Activation) -> None:
 
 
 def _schedule() -> Any:
-    """Megatron's get_forward_backward_func, the same wherever its name is bound."""
+    """Megatron's get_forward_backward_func, the same wherever its name is bound.
+
+    Raises UnsupportedMegatron for another function, and for one that gives another's schedule.
+    """
+    from megatron_adaptra.adapter.pipeline.compatibility import not_megatrons
+
     first, *others = (getattr(*find(target)) for target in PATCHES["schedule"].present())
     for target, other in zip(PATCHES["schedule"].present()[1:], others, strict=True):
         if other is not first:
             raise misfit(f"something else has replaced {target}")
+    if reason := not_megatrons(first()):
+        raise misfit(reason)
     return first

@@ -18,16 +18,22 @@ from megatron_adaptra.log import log_line
 
 
 def save(session: Session, iteration: int) -> None:
-    """After Megatron has saved `iteration`. A disk that fails here does not end the training."""
+    """After Megatron has saved `iteration`, in a folder of its own that this host has.
+
+    What fails here does not end the training. Megatron makes no such folder for what it saves in
+    object storage, or locally for each rank.
+    """
     from megatron.training import get_args
 
     state = status.checkpoint_state(session.run)
     folder = get_args().save
     if state is None or not folder:
         return
+    path = _path(folder, iteration)
+    if not path.parent.is_dir():
+        session.context.say(f"the plan is not saved with checkpoints: no folder {path.parent} here")
+        return
     try:
-        path = _path(folder, iteration)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             partial.write_text(json.dumps({"format": FORMAT, **state}, indent=1))
     except OSError as error:

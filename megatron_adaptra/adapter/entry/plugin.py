@@ -6,6 +6,7 @@ Without `--adaptra` every wrapper only calls what it wraps.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -225,8 +226,9 @@ class Plugin:
         if self.session is not None:
             from megatron_adaptra.adapter.entry import checkpoint
 
-            iteration = args[0] if args else kwargs["iteration"]
-            self.session.guard.later(checkpoint.save, self.session, iteration)
+            given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+            if not given.get("non_persistent_ckpt"):  # which Megatron deletes soon
+                self.session.guard.later(checkpoint.save, self.session, given["iteration"])
         return result
 
     def _pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:

@@ -47,8 +47,10 @@ def not_ours(
         reason = patches.why_not("interleaved-messages") or _not_our_chunks(arguments, stages)
         if engine != "stock" and reason:
             return f"interleaved, {reason}"
-    elif function is not schedules.forward_backward_pipelining_without_interleaving:
+    elif function is schedules.forward_backward_no_pipelining:
         return "one stage"
+    elif function is not schedules.forward_backward_pipelining_without_interleaving:
+        return not_megatrons(function)
     if getattr(config, "variable_seq_lengths", False):
         return "variable sequence lengths"
     if getattr(config, "mtp_standalone", False):
@@ -58,6 +60,26 @@ def not_ours(
     if arguments.get("adjust_tensor_shapes_fn") is not None:
         return "adjusted tensor shapes"
     return _not_our_width(arguments)
+
+
+def not_megatrons(function: Any) -> str:
+    """What stands in for Megatron's schedules, and what to do, unless `function` is one of them.
+
+    An empty string for one of Megatron's. `function`: what its get_forward_backward_func gives.
+    """
+    if function in (
+        schedules.forward_backward_no_pipelining,
+        schedules.forward_backward_pipelining_without_interleaving,
+        schedules.forward_backward_pipelining_with_interleaving,
+    ):
+        return ""
+    module, name = type(function).__module__, type(function).__qualname__
+    if (code := getattr(function, "__code__", None)) is not None:  # a wrapper may bear any name
+        module, name = function.__globals__.get("__name__", ""), code.co_name
+    return (
+        f"get_forward_backward_func gives {module}.{name}, not a schedule of Megatron's; to adapt "
+        "it, put it in place once the plugin is active, so that it calls the plugin's function"
+    )
 
 
 def _not_our_width(arguments: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline import stock
+from megatron_adaptra.adapter.baseline.stock import EmulatedSends
 from megatron_adaptra.adapter.baseline.trace import timed_messages, traced_ops
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
@@ -43,11 +44,20 @@ def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -
         return function(**arguments)
 
 
-def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
-    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated."""
+def run_stock(
+    context: RankContext,
+    sends: EmulatedSends | None,
+    iteration: int,
+    function: Any,
+    arguments: ScheduleArgs,
+) -> Any:
+    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated.
+
+    `sends`: of this job, None where no link is. `iteration`: which the emulation's rules name.
+    """
     with contextlib.ExitStack() as stack:
-        if context.emulator is not None and not context.patches.why_not("emulated-sends"):
-            stack.enter_context(stock.emulated_sends(context.emulator, context.workers))
+        if sends is not None and not context.patches.why_not("emulated-sends"):
+            stack.enter_context(sends.slow(iteration))
         if context.worker_emulator is not None and context.worker_emulator.rules:
             stack.enter_context(stock.slowed_ops(context.worker_emulator))
         return run_megatron(context, function, arguments)

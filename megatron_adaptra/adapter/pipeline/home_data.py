@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Protocol, TypeGuard
 
 from megatron_adaptra.errors import ScheduleError
@@ -38,7 +36,6 @@ class HomeData:
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
-        self._loaders: dict[int, LoaderHomes] = {}  # by the identity of what they have
         self._reads: set[int] = set()  # how many batches forwards of this stage have read
 
     def why_not(self, iterator: Any) -> str:
@@ -67,13 +64,10 @@ class HomeData:
             return iterator.of_home
         if (loader := loader_of(iterator)) is None:
             return functools.partial(self._refuse, iterator)
-        homes = self._loaders.get(id(loader))
-        if homes is None or homes.loader is not loader:
-            homes = self._loaders[id(loader)] = LoaderHomes(loader)
         # Now: by the time that a batch is wanted, this replica may have read some of its own.
         replaying = getattr(iterator, "replaying", False)
         first = loader._num_yielded - (microbatches if replaying else 0)
-        return functools.partial(homes.batches, first)
+        return functools.partial(loader_batches, loader, first)
 
     def _refuse(self, iterator: Any, home: int) -> Iterator[Any]:
         raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
@@ -133,32 +127,17 @@ class IterationData:
         return row[microbatch]
 
 
-class LoaderHomes:
-    """What the dataset of one of torch's `loader` iterators gives to each replica.
+def loader_batches(loader: Any, first: int, home: int) -> Iterator[Any]:
+    """What the dataset of torch's `loader` gives to replica `home`, from batch number `first` on.
 
-    Batches are read where they are wanted, without the loader's own processes.
+    They are read where they are wanted, without the loader's own processes. A sampler can begin at
+    any place: walking there takes seconds after a day of training.
     """
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self._at: dict[int, tuple[int, Iterator[Any]]] = {}  # by home: the next place
-
-    def batches(self, first: int, home: int) -> Iterator[Any]:
-        """Those from number `first` on of replica `home`."""
-        at, rows = self._at.get(home, (0, None))
-        if rows is None or at > first:
-            sampler = copy.copy(self.loader._index_sampler)
-            sampler.data_parallel_rank = home
-            at, rows = 0, iter(sampler)
-        deque(islice(rows, first - at), maxlen=0)
-        self._at[home] = first, rows
-        return self._read(home, rows)
-
-    def _read(self, home: int, rows: Iterator[Any]) -> Iterator[Any]:
-        loader = self.loader
-        for indices in rows:
-            self._at[home] = self._at[home][0] + 1, rows
-            yield loader._collate_fn([loader._dataset[i] for i in indices])
+    sampler = copy.copy(loader._index_sampler)
+    sampler.data_parallel_rank = home
+    sampler.consumed_samples += first * sampler.micro_batch_times_data_parallel_size
+    for indices in sampler:
+        yield loader._collate_fn([loader._dataset[i] for i in indices])
 
 
 def loader_of(iterator: Any) -> Any:
@@ -170,5 +149,7 @@ def loader_of(iterator: Any) -> Any:
     needed = ("_index_sampler", "_dataset", "_collate_fn", "_num_yielded")
     if not all(hasattr(inner, name) for name in needed):
         return None
-    sampler = type(inner._index_sampler).__name__
-    return inner if sampler == "MegatronPretrainingSampler" else None
+    sampler = inner._index_sampler
+    places = ("data_parallel_rank", "consumed_samples", "micro_batch_times_data_parallel_size")
+    megatrons = type(sampler).__name__ == "MegatronPretrainingSampler"
+    return inner if megatrons and all(hasattr(sampler, name) for name in places) else None

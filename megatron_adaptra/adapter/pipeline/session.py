@@ -10,6 +10,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapter.baseline.stock import EmulatedSends
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import (
@@ -24,10 +25,10 @@ from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
+from megatron_adaptra.adapter.pipeline.emulation import emulated_links
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
     run_measured,
-    run_megatron,
     run_native,
     run_stock,
 )
@@ -96,6 +97,12 @@ class Session:
         self.defer_hooks: list[DeferHook] = []
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
+        self._sends: EmulatedSends | None = None  # of Megatron's own schedule
+        links = emulated_links(config, self.stage, self.stages, context.replicas > 1)
+        if links is not None and device.behind:
+            context.say("emulated links are slow for our messages, not for Megatron's own on GPUs")
+        elif links is not None:
+            self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
@@ -131,13 +138,11 @@ class Session:
         )
         if reason:
             self.context.say(f"stock schedule: {reason}")
-            if self.stages > 1 or arguments.get("forward_only"):
-                return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
         if self.context.worker_emulator is not None:
             self.context.worker_emulator.iteration = self.iteration
-        if reason or self.config.engine == "stock":  # of one stage ops may be emulated, too
+        if reason or self.config.engine == "stock":
             return self._run_stock(function, arguments)
         self.iteration_done()
         if self.run is None and self._watch is not None and not self._watch.watched:
@@ -146,7 +151,7 @@ class Session:
             return self._run_apart(function, arguments)
         run = self._run_for(arguments)
         if run is None:
-            return run_megatron(self.context, function, arguments)
+            return self._run_stock(function, arguments)
         data, homes = None, self._homes
         if ROUTES in run.wiring.plan_group.limits:
             homes = None
@@ -187,9 +192,13 @@ class Session:
         return result
 
     def _run_stock(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """An iteration that is Megatron's own, but for what is emulated."""
-        result = run_stock(self.context, function, arguments)
-        self.iteration += 1
+        """A call that Megatron's own schedule runs; what is emulated is slow in it, too.
+
+        A run that has begun its next iteration keeps that number: as many calls go before it.
+        """
+        result = run_stock(self.context, self._sends, self.iteration, function, arguments)
+        begun = self.run is not None and not self.run.abandoned
+        self.iteration += not begun and not arguments.get("forward_only")
         return result
 
     def _run_watched(self, function: Any, arguments: ScheduleArgs) -> Any:
@@ -263,6 +272,8 @@ class Session:
             stack.callback(self.context.probe.close)
             if self._watch is not None:
                 stack.callback(self._watch.close)
+            if self._sends is not None:
+                stack.callback(self._sends.close)
             if self._heap is not None:
                 stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)

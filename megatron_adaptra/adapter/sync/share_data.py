@@ -16,7 +16,7 @@ from typing import Any
 
 from megatron_adaptra.adapter.pipeline.home_data import (
     HomeData,
-    LoaderHomes,
+    loader_batches,
     loader_of,
     reads_homes,
 )
@@ -30,7 +30,6 @@ class ShareData:
     def __init__(self, replica: int) -> None:
         self._replica = replica
         self._why_not = HomeData(replica).why_not
-        self._homes: LoaderHomes | None = None
 
     def why_not(self, iterator: Any) -> str:
         """Why no batch of another replica can be read, or an empty string.
@@ -59,10 +58,8 @@ class ShareData:
             return found
         if (loader := loader_of(iterator)) is None:
             raise ScheduleError(self._why_not(iterator))
-        if self._homes is None or self._homes.loader is not loader:
-            self._homes = LoaderHomes(loader)
         first = loader._num_yielded
-        return [next(self._homes.batches(first + number, home)) for home, number in others]
+        return [next(loader_batches(loader, first + number, home)) for home, number in others]
 
 
 class ShareBatches:
