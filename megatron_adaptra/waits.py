@@ -14,6 +14,7 @@ CHAIN = 5.0  # for ranks that wait for each other to say so, when one of them gi
 LOOK_UP = 0.1  # between two looks for something in the store, at first
 CONNECT = 600.0  # for a rank to open its end of a connection: ranks start at different moments
 START = 120.0  # for what is prepared beside the training when a run starts
+REHEARSAL = 30.0  # for messages that only try the way, once the iteration is over
 CROSS = 20.0  # for the other end of a connection between replicas, which a plan asks for
 SEARCH = 60.0  # for a process that plans beside a training
 WORK = 600.0  # for one piece of work beside the training: plans of large jobs take a while

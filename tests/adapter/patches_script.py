@@ -224,9 +224,15 @@ def missing(bench: Bench) -> None:
     program = "megatron.training.training" in sys.modules
     for name, entry in PATCHES.items():
         config, demo = next(
-            (config, demo) for config, demo in choices
-            if entry.active(Job(config, 2, 2, program=True, clips=True, demo=demo))
+            (
+                (config, demo) for config, demo in choices
+                if entry.active(Job(config, 2, 2, program=True, clips=True, demo=demo))
+            ),
+            (None, False),
         )  # fmt: skip
+        if config is None:
+            on_gpus_alone(name, entry)
+            continue
         without_program = Job(config, 2, 2, program=program, clips=True, demo=demo)
         for target in entry.targets:
             row = {"case": "missing", "entry": name, "target": target}
@@ -240,6 +246,19 @@ def missing(bench: Bench) -> None:
     assert arm.models
     trained_without(bench, "recompute", EXECUTOR, WHOLE)
     trained_without(bench, "interleaved-messages", NATIVE, CHUNKS)
+
+
+def on_gpus_alone(name: str, entry: patches.Patch) -> None:
+    """What there would be made of a Megatron without one of the targets."""
+    job = Job(NATIVE, 2, device=True)
+    assert entry.active(job), name
+    for target in entry.targets:
+        with without(target):
+            try:
+                patches.resolve(job)
+            except UnsupportedMegatron as error:
+                row = {"case": "missing", "entry": name, "target": target, "stock": str(error)}
+                say(row)
 
 
 @contextlib.contextmanager

@@ -259,6 +259,16 @@ PATCHES: Mapping[str, Patch] = {
         Lasts.ITERATION, "on GPUs; in the demo's run of stock Megatron",
         lambda job: job.demo or (job.runs and job.device),
     ),
+    "rehearsal": Patch(
+        _in(
+            "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator",
+            "recv_forward", "recv_backward", "send_forward", "send_backward",
+            "send_forward_recv_backward", "send_backward_recv_forward",
+        ),
+        "sends Megatron's own messages a second time, by us, and compares what arrives",
+        Lasts.ITERATION, "on GPUs, in the job's third iteration",
+        lambda job: job.runs and job.device and job.chunks == 1,
+    ),
     "emulated-sends": Patch(
         (  # torch compares an op with its own
             *_in("torch.distributed", "batch_isend_irecv", "isend"),

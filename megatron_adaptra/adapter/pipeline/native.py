@@ -92,6 +92,11 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
             self._send(Kind.B, input_tensor_grads)
             return self._receive(Kind.F, tensor_shapes, is_first_stage)
 
+    def finish(self) -> None:
+        """Raise ScheduleError unless Megatron has run all ops."""
+        if left := self._line[self._at :]:
+            raise ScheduleError(f"Megatron is done, the plan has {', '.join(map(str, left))} left")
+
     @contextlib.contextmanager
     def _timed(self, name: str, at_end: bool) -> Iterator[None]:
         """Megatron's timer of this name, which its own communicator keeps for every message."""

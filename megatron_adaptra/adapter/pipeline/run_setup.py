@@ -33,9 +33,10 @@ from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, starting_ballot
-from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
+from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import Worker
 from megatron_adaptra.runtime.leader import Leader
@@ -76,6 +77,7 @@ def start_run(
     arguments: ScheduleArgs,
     *,
     iteration: int,
+    stock_until: int,
     executes: bool,
     announce: bool,
     resumes: bool,
@@ -83,12 +85,13 @@ def start_run(
 ) -> tuple[Run | None, str]:
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
-    `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
-    order may be any. `announce`: whether decisions are logged. `resumes`: this is the job's
-    first run, which begins with a checkpoint's plan if that fits. `watch`: of this rank's ops; once
-    it has met other ranks, this rank agrees to no other order. Collective: where the start has
-    failed on some rank there is no run, but the reason, the same everywhere, why Megatron has to
-    run the pipeline. Raises BadInput for a policy that the model does not allow.
+    `iteration`: the one to come. `stock_until`: before this one Megatron runs over its own
+    messages, whatever the run begins with. `executes`: whether our executor runs the iterations, so
+    that the order may be any. `announce`: whether decisions are logged. `resumes`: this is the
+    job's first run, which begins with a checkpoint's plan if that fits. `watch`: of this rank's
+    ops; once it has met other ranks, this rank agrees to no other order. Collective: where the
+    start has failed on some rank there is no run, but the reason, the same everywhere, why Megatron
+    has to run the pipeline. Raises BadInput for a policy that the model does not allow.
     """
     config, limits = context.config, wiring.plan_group.limits
     if config.policy in SPLITTING and SPLIT in limits:
@@ -113,17 +116,9 @@ def start_run(
     controller, digest, reason = None, "", ""
     try:
         controller, digest = context.guard.result(
-            waits.START,
-            _prepare,
-            context,
-            wiring,
-            means,
-            new_message,
-            iteration,
-            announce,
-            resumes,
-            watch,
-        )
+            waits.START, _prepare, context, wiring, means, new_message, iteration, stock_until,
+            announce, resumes, watch,
+        )  # fmt: skip
         if not isinstance(getattr(controller, "ballot", None), Ballot):
             controller, reason = None, f"{controller!r} is no controller"
     except Exception as error:
@@ -157,6 +152,7 @@ def _prepare(
     means: _Means,
     new_message: Callable[[], torch.Tensor],
     iteration: int,
+    stock_until: int,
     announce: bool,
     resumes: bool,
     watch: OpWatch | None,
@@ -176,6 +172,9 @@ def _prepare(
         opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
         cross.open(opening, opening.bundle)
     ballot = starting_ballot(start, resumed, first_trial, iteration, links)
+    if iteration < stock_until:
+        stock = over_own_messages(first_schedule(context.stages, means.microbatches, math.inf))
+        ballot = Ballot(ballot.lasting, scheduled(stock), stock_until)
     pinned: PinnedFirst | None = None
     if (staging := wiring.staging) is not None:
         name = f"stage {context.stage} (rank {dist.get_rank()})"

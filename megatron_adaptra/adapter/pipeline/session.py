@@ -35,6 +35,7 @@ from megatron_adaptra.adapter.pipeline.engines import (
 from megatron_adaptra.adapter.pipeline.home_data import HomeData
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
+from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
 from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
@@ -46,6 +47,7 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import NoConnections
+from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.runtime.heap import FrozenHeap
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
@@ -105,6 +107,7 @@ class Session:
             self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
+        self._rehearsal = Rehearsal(context) if device.behind else None
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
         self._watch: OpWatch | None = None  # of ops, where there are other replicas
         if patches.uses("watched-ops"):
@@ -169,7 +172,7 @@ class Session:
                 result = self._executor.run(run, arguments, self.iteration)
             else:
                 by_megatron = run_measured if run.stock else run_native
-                with self._counts.around(run.program, arguments):
+                with self._counts.around(run.program, arguments), self._rehearsed(run, arguments):
                     result = by_megatron(self.context, run, function, arguments)
         if data is not None:
             data.end()
@@ -287,6 +290,10 @@ class Session:
         Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
         """
         before, self.run = self.run, None
+        rehearsal = self._rehearsal
+        if before and rehearsal and (why := rehearsal.settle(before, self.iteration)):
+            self._leave(before, why)
+            return None
         anew, self._anew = self._anew, False
         same = before is not None and before.microbatches == arguments["num_microbatches"]
         if before is not None and same and not anew:
@@ -329,11 +336,32 @@ class Session:
     def _start(
         self, wiring: Wiring, arguments: ScheduleArgs, resumes: bool
     ) -> tuple[Run | None, str]:
+        stock_until = 0
+        if self._rehearsal is not None:
+            stock_until = self._rehearsal.stock_until(self.iteration, arguments)
         return start_run(
-            self.context, wiring, arguments, iteration=self.iteration,
+            self.context, wiring, arguments, iteration=self.iteration, stock_until=stock_until,
             executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
             watch=self._watch,
         )  # fmt: skip
+
+    def _rehearsed(
+        self, run: Run, arguments: ScheduleArgs
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._rehearsal is None:
+            return contextlib.nullcontext()
+        return self._rehearsal.around(run, arguments, self.iteration)
+
+    def _leave(self, run: Run, why: str) -> None:
+        """End the `run` for good, because of `why`, as all ranks do: Megatron goes on as stock."""
+        self._stock = why
+        self.context.say(f"stock schedule: {why}")
+        self._unreported.clear()
+        self.guard.flush(waits.END)  # it has work with what is closed now
+        try:
+            run.close()
+        except Exception as error:
+            log_line(f"while connections were closed, {GOES_ON}: {error!r}")
 
     def _report(self) -> None:
         """Report the iterations that are known by now; on the guard's thread.

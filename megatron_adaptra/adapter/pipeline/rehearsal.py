@@ -1,0 +1,299 @@
+"""One early iteration in which Megatron's messages also go our way, and nobody depends on them.
+
+On GPUs a healthy pipeline is Megatron's own. Our messages, through pinned memory and the engine,
+are needed when a link gets slow, perhaps hours later, and an error in them ends a training. So they
+are rehearsed where stock goes on whatever comes of it: in one iteration each call of Megatron's
+communicator is Megatron's, and is then made once more, in shadow, to ours. That checks the order of
+the calls, and sends the same messages. The host waits for none of them before the iteration is
+over; then all ranks compare bytes and agree. Where one of them has failed, all stay with stock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+from megatron_adaptra import waits
+from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    config_of,
+    message_of,
+    models_of,
+)
+from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
+from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
+from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once
+from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.config import SPLITTING
+from megatron_adaptra.device.host import HOST
+from megatron_adaptra.errors import DeviceFailed, PeerLost, ScheduleError, line_of
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.unused_posts import first_posts
+from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
+from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.transport.base import Transport, Work
+
+_BEFORE = 2  # iterations: caches are filled, and the optimizer has its state
+_MOST = 64 << 20  # bytes of messages that go over one link, one way
+_LEAST = 2  # microbatches whose messages do, whatever they take
+_CALLS = (
+    "recv_forward", "recv_backward", "send_forward", "send_backward",
+    "send_forward_recv_backward", "send_backward_recv_forward",
+)  # fmt: skip
+_DOCTOR = "`adaptra doctor` on both hosts looks for the reason"
+
+
+class Rehearsal:
+    """A rehearsal tries this rank's own messages once in a job, beside Megatron's.
+
+    `context`: of this rank. `at`: the iteration, -1 until the job's first one is known, and where
+    there is nothing to rehearse.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self.at = -1
+        self._reason = ""  # why it has failed here
+        self._waited = False  # it is that a message of another rank was not there
+        self._shadow: _Shadow | None = None
+
+    def stock_until(self, first: int, arguments: ScheduleArgs) -> int:
+        """The iteration before which nobody leaves stock, of a run that begins with `first`.
+
+        `arguments`: of Megatron's schedule. The same on all ranks.
+        """
+        rehearses = self._context.config.policy in ("adaptive", *SPLITTING)
+        if self.at < 0 and rehearses and len(models_of(arguments)) == 1:
+            self.at = first + _BEFORE
+        if self.at < 0:
+            return 0
+        return self.at + 2  # the one after it begins before the ranks have agreed
+
+    @contextlib.contextmanager
+    def around(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Iterator[None]:
+        """An `iteration` of Megatron's own schedule with its `arguments`; rehearsed if it is due.
+
+        Raises nothing of its own.
+        """
+        if iteration != self.at:
+            yield
+            return
+        self._context.probe.spoilt("its messages were sent a second time, to rehearse ours")
+        with contextlib.ExitStack() as stack:
+            try:
+                self._shadow = shadow = _Shadow(self._context, run, arguments, iteration)
+                stack.enter_context(patch("rehearsal", **self._calls(shadow)))
+            except Exception as error:
+                self._fail(error)
+            yield
+        if self._shadow is not None and not self._reason:
+            self._try(self._shadow.ended)
+
+    def settle(self, run: Run, iteration: int) -> str:
+        """Before `iteration`: why no rank leaves stock any more; empty where nothing speaks for it.
+
+        A collective of all ranks, once. Waits for messages that are still under way, for
+        `waits.REHEARSAL` seconds.
+        """
+        if self.at < 0 or iteration != self.at + 1:
+            return ""
+        shadow, self._shadow = self._shadow, None
+        host = run.wiring.plan_group.names[dist.get_rank()]
+        why = self._anywhere(host)  # who has failed has sent no more: nobody waits for that
+        if shadow is not None and not why:
+            self._try(shadow.compare)
+            why = self._anywhere(host)
+        return why and f"no message leaves the GPU's queue, as a rehearsal of it has failed: {why}"
+
+    def _anywhere(self, host: str) -> str:
+        """Why it has failed on some rank; this one is on `host`."""
+        where = f"stage {self._context.stage} on host {host}: "
+        try:
+            return reason_anywhere(self._reason and where + self._reason, self._waited)
+        except PeerLost as error:  # nobody learns that all has gone well
+            return line_of(error)
+
+    def _calls(self, shadow: _Shadow) -> dict[str, Callable[..., Any]]:
+        """Megatron's methods by name: each is called, and then in `shadow` as well."""
+
+        def both(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(communicator: Any, *args: Any, **kwargs: Any) -> Any:
+                theirs = original(communicator, *args, **kwargs)
+                if not self._reason:
+                    self._try(shadow.call, name, args, kwargs, theirs)
+                return theirs
+
+            return call
+
+        return {name: both(name, getattr(P2PCommunicator, name)) for name in _CALLS}
+
+    def _try(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        advice = ""
+        if isinstance(error, ScheduleError):
+            advice = "; adapting takes the order of calls of an unmodified Megatron"
+        self._reason, self._waited = f"{line_of(error)}{advice}", isinstance(error, PeerLost)
+
+
+@dataclass
+class _Message:
+    """One that was received: by us into `ours`, for `op`; by Megatron as `theirs`."""
+
+    op: Op
+    peer: int
+    work: Work
+    ours: torch.Tensor
+    theirs: torch.Tensor | None = None
+
+
+class _Shadow:
+    """What makes Megatron's calls of one iteration once more, to our communicator.
+
+    Raises DeviceFailed where there is no memory for it.
+    """
+
+    def __init__(
+        self, context: RankContext, run: Run, arguments: ScheduleArgs, iteration: int
+    ) -> None:
+        new_message, wiring, staging = message_of(arguments), run.wiring, run.wiring.staging
+        nbytes = new_message().nbytes
+        count = max(_LEAST, _MOST // max(1, nbytes))
+        self._mailbox = _ShadowMailbox(wiring.mailbox, wiring.pipelines, count)
+        if staging is not None:
+            at_once = messages_at_once(run.program, context.worker)
+            if why := context.guard.result(
+                waits.START, staging.reserve, nbytes, at_once, iteration + 1
+            ):
+                raise DeviceFailed(f"it cannot pin memory for its GPU's messages: {why}")
+        posts = [op for op in run.line if op.kind in (Kind.POST_F, Kind.POST_B)]
+        received = sum(op.microbatch < count for op in posts)
+        _check_room(2 * nbytes * received)  # ours and theirs
+        self._mailbox.begin(iteration, new_message)
+        config = copy.copy(config_of(arguments))
+        config.timers = None  # they have timed Megatron's own call
+        group = mpu.get_pipeline_model_parallel_group()
+        profile, line = context.profile, run.line
+        self._native = AdaptraCommunicator(group, config, profile, line, self._mailbox)
+        self._name = context.watchdog.name
+        for op in first_posts(run.program, context.worker):
+            self._mailbox.post(op)
+
+    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], theirs: Any) -> None:
+        """The call of `name`, for which Megatron has got `theirs`; waits for nothing.
+
+        Raises ScheduleError where the plan of this iteration has another call.
+        """
+        before = len(self._mailbox.received)
+        getattr(self._native, name)(*args, **kwargs)
+        for message in self._mailbox.received[before:]:
+            tensor = theirs[0] if isinstance(theirs, (list, tuple)) else theirs
+            if tensor is None:
+                raise ScheduleError(f"Megatron has no message for {message.op}, the plan has one")
+            # What is computed from it may be written over it.
+            message.theirs = tensor.detach().clone()
+
+    def ended(self) -> None:
+        """Megatron's schedule is over. Raises ScheduleError where the plan is not."""
+        self._native.finish()
+
+    def compare(self) -> None:
+        """Wait for all messages, and compare bytes.
+
+        Raises PeerLost for one that does not come, or does not leave, in time; DeviceFailed for one
+        with other bytes.
+        """
+        torch.cuda.current_stream().synchronize()  # before that a message may not have been made
+        deadline = time.monotonic() + waits.REHEARSAL
+        for message in self._mailbox.received:
+            self._await(message.work, deadline, f"{message.op} from", message.peer)
+            assert message.theirs is not None
+            ours, theirs = (
+                one.cpu().reshape(-1).view(torch.uint8) for one in (message.ours, message.theirs)
+            )
+            if not torch.equal(ours, theirs):
+                differ = int((ours != theirs).sum()) if len(ours) == len(theirs) else len(theirs)
+                raise DeviceFailed(
+                    f"the message for {message.op} from {self._name(message.peer)} came with "
+                    f"{differ} of {len(theirs)} bytes other than in Megatron's own; {_DOCTOR}"
+                )
+        for op, peer, work in self._mailbox.sent:
+            self._await(work, deadline, f"{op} to", peer)
+
+    def _await(self, work: Work, deadline: float, what: str, peer: int) -> None:
+        try:
+            work.wait(max(0.01, deadline - time.monotonic()))
+        except PeerLost as error:
+            raise PeerLost(
+                f"the message {what} {self._name(peer)} is not there {waits.REHEARSAL:g} s after "
+                f"the iteration ({line_of(error)}); {_DOCTOR}"
+            ) from error
+
+
+class _ShadowMailbox(Mailbox):
+    """As a Mailbox, but nothing is waited for, and nobody learns of ops.
+
+    `like`: this worker's own, whose `transports` it uses. `count`: of so many microbatches there
+    are messages, so that what they take is bounded.
+    """
+
+    def __init__(self, like: Mailbox, transports: Sequence[Transport], count: int) -> None:
+        silent = Guard()
+        silent.off = True
+        probe = GuardedProbe(silent, like.stage, HOST)
+        super().__init__(
+            like.neighbours, transports[0], probe, like.watchdog, like.timeout, transports[-1]
+        )
+        self._count = count
+        self.received: list[_Message] = []
+
+    @property
+    def sent(self) -> list[tuple[Op, int, Work]]:
+        """What was sent: the op, to whom, and its work."""
+        return self._sent
+
+    def post(self, op: Op) -> None:
+        """As for Mailbox."""
+        if op.microbatch < self._count:
+            super().post(op)
+
+    def take(self, op: Op) -> torch.Tensor:
+        """As for Mailbox, but its contents are not there yet: see `received`."""
+        if op.microbatch >= self._count:
+            return torch.empty(0)
+        exchange = self._awaited(op)
+        work, buffer = self._posted.pop(exchange)
+        self.received.append(_Message(op, exchange.peer, work, buffer))
+        return buffer
+
+    def send(self, op: Op, tensor: torch.Tensor) -> None:
+        """As for Mailbox."""
+        if op.microbatch < self._count:
+            super().send(op, tensor)
+
+
+def _check_room(nbytes: int) -> None:
+    """Raise DeviceFailed unless the GPU has `nbytes` beside the most that training has taken."""
+    reserve = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
+    left = int(torch.cuda.mem_get_info()[0] + reserve)
+    if left < nbytes:
+        raise DeviceFailed(
+            f"its GPU has {left >> 20} MiB beside the training, and messages take "
+            f"{-(-nbytes >> 20)} MiB; a smaller --micro-batch-size leaves more"
+        )
