@@ -27,7 +27,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training import arguments, get_args, pretrain, print_rank_0
+from megatron.training import arguments, get_args, pretrain, print_rank_0, training
+from megatron.training.training import get_megatron_optimizer
 
 KEYS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -41,6 +42,8 @@ def flags(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--user-loss", default="pair", choices=["pair", "mean", "all"], help=text)
     text = "folder for the numbers of the samples that forwards read, by iteration and rank"
     group.add_argument("--user-samples", default="", metavar="DIR", help=text)
+    text = "the optimizer of that rank returns another norm then, or that its step has failed"
+    group.add_argument("--user-result", default="", metavar="RANK:ITERATION:norm,...", help=text)
     text = "that stage finds something odd then, and wants to see it again"
     group.add_argument("--user-doubt", default="", metavar="STAGE:ITERATION,...", help=text)
     return parser
@@ -121,6 +124,21 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     return output, loss
 
 
+def optimizer_of_its_own(*args: Any, **kwargs: Any) -> Any:
+    """Megatron's, whose result on one rank may be another one than on the others."""
+    optimizer = get_megatron_optimizer(*args, **kwargs)
+    native = optimizer.step
+
+    def step() -> Any:
+        success, norm, zeros = native()
+        now = f"{torch.distributed.get_rank()}:{get_args().curr_iteration + 1}"
+        asked = get_args().user_result.split(",")
+        return success and f"{now}:fails" not in asked, norm + (f"{now}:norm" in asked), zeros
+
+    optimizer.step = step
+    return optimizer
+
+
 def record(numbers: list[int]) -> None:
     """A forward of this rank, in training or in evaluation, has read these samples."""
     kind = "train" if torch.is_grad_enabled() else "eval"
@@ -139,6 +157,8 @@ if __name__ == "__main__":
     one_thread_gloo.install()
     # Megatron runs `make` at start; a wheel has the compiled module, but not the Makefile.
     dataset_utils.compile_helpers = lambda: None
+    if "--user-result" in sys.argv:
+        training.get_megatron_optimizer = optimizer_of_its_own
     common = {
         "train_valid_test_dataset_provider": datasets,
         "model_provider": model,

@@ -79,17 +79,25 @@ def test_named_counts_hold_for_their_number_of_microbatches_alone() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_shares_are_read_from_every_loader_once(workers: int) -> None:
-    """Of three replicas, whose loaders are as Megatron's; plans change from one to the next."""
+    """Of three replicas, whose loaders are as Megatron's; plans change from one to the next.
+
+    Before an iteration some others are skipped, as is known only after it was read ahead.
+    """
     loaders = [loader(replica, workers) for replica in range(REPLICAS)]
     readers = [ShareData(replica) for replica in range(REPLICAS)]
-    ahead: list[list[Any]] = [[], [], []]
-    plans = [(4, 4, 4), (1, 9, 2), (1, 1, 10), (4, 4, 4), (8, 3, 1), (5, 2, 5)]
-    for iteration, counts in enumerate(plans):
-        plan, read = SyncPlan(EACH, counts), []
+    counts = [(4, 4, 4), (1, 9, 2), (1, 1, 10), (4, 4, 4), (8, 3, 1), (5, 2, 5)]
+    plans, iteration = [SyncPlan(EACH, one) for one in counts], 0
+    following = [*plans[1:], plans[0]]
+    for plan, after, skipped in zip(plans, following, [0, 1, 0, 2, 0, 3], strict=True):
+        read: list[int] = []
+        iteration += skipped
         for replica, iterator in enumerate(loaders):
-            own = min(counts[replica], EACH)
-            share = ShareBatches(iterator, own, EACH, ahead[replica])
-            found = [next(share).tolist() for _ in range(counts[replica])]
+            for _ in range(skipped * EACH):
+                next(iterator)
+            count = plan.counts[replica]
+            others = readers[replica].others(iterator, plan)
+            share = ShareBatches(iterator, min(count, EACH), EACH, others)
+            found = [next(share).tolist() for _ in range(count)]
             share.end()
             assert found == [
                 batch(home, iteration * EACH + number) for home, number in plan.share(replica)
@@ -98,11 +106,9 @@ def test_shares_are_read_from_every_loader_once(workers: int) -> None:
             iterator.advance()
         first = 12 + iteration * EACH * REPLICAS * 2
         assert sorted(read) == list(range(first, first + EACH * REPLICAS * 2))
-        if iteration + 1 < len(plans):
-            after = SyncPlan(EACH, plans[iteration + 1])
-            ahead = [
-                one.ahead(iterator, after) for one, iterator in zip(readers, loaders, strict=True)
-            ]
+        iteration += 1
+        for reader, iterator in zip(readers, loaders, strict=True):
+            reader.read_ahead(iterator, after)
 
 
 def test_a_share_that_is_run_again_reads_the_same() -> None:
@@ -136,8 +142,9 @@ def test_data_that_nobody_can_read_for_another_are_refused() -> None:
     generator = (x for x in range(9))
     assert "come from a generator, not from Megatron's loader" in data.why_not(generator)
     with pytest.raises(ScheduleError, match="come from a generator"):
-        data.ahead(generator, plan)
-    assert data.ahead(generator, SyncPlan(2, (2, 2))) == []
+        data.read_ahead(generator, plan)
+    data.read_ahead(generator, home := SyncPlan(2, (2, 2)))
+    assert data.others(generator, home) == []
 
 
 def test_the_end_of_the_data_is_no_failure() -> None:
@@ -145,11 +152,12 @@ def test_the_end_of_the_data_is_no_failure() -> None:
     for _ in range(EACH):
         next(iterator)
     plan = SyncPlan(EACH, (1, 7, 4))
-    assert [one.tolist()[0] for one in data.ahead(iterator, plan)] == [376 + 6, 376 + 12, 376 + 18]
+    data.read_ahead(iterator, plan)
+    assert [one.tolist()[0] for one in data.others(iterator, plan)] == [382, 388, 394]
     for _ in range(EACH):
         next(iterator)
     with pytest.raises(StopIteration):
-        data.ahead(iterator, plan)
+        data.read_ahead(iterator, plan)
 
 
 @pytest.mark.parametrize(("reads", "words"), [([1, 1], ""), ([0, 0], ""), ([1, 2], "1 or 2")])

@@ -34,6 +34,9 @@ EXPERTS = (
 )  # fmt: skip
 
 
+SKIPPED = "--iterations-to-skip"
+
+
 def by(*counts: int) -> tuple[str, ...]:
     """Flags of a training under these counts."""
     words = ",".join(map(str, counts))
@@ -123,6 +126,15 @@ SHARED = {
     "experts with a loss of their own": (2, (8, 4), (*ONE, *EXPERTS)),
     "two stages, experts with a loss of their own": (4, (4, 8), (*HALF, *EXPERTS)),
     "scaled losses": (2, (4, 8), (*ONE, "--fp16", "--initial-loss-scale", "1024")),
+    "skipped before and after the first, a loss per token, loader's processes": (
+        2, (8, 4),
+        (*ONE, "--calculate-per-token-loss", "--num-workers", "1", SKIPPED, "1", "3", "4"),
+    ),
+    "two stages, skipped one by one and in a row, one run again": (
+        4, (4, 8),
+        (*HALF, *EVALUATION, "--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7",
+         SKIPPED, "2", "3", "4", "6"),
+    ),
 }  # fmt: skip
 
 
@@ -138,13 +150,16 @@ def test_a_training_is_stocks_but_for_the_order_of_sums(name: str, tmp_path: Pat
     theirs = flags[:own]
     close(ours, stock(ranks, *theirs, iterations=ITERATIONS).done)
     assert len(auxiliary(ours)) == (ITERATIONS if "--num-experts" in flags else 0)
-    assert f"from iteration 2 on, replicas run {','.join(map(str, counts))} micro" in ours.text
+    skipped = set(map(int, flags[flags.index(SKIPPED) + 1 :])) if SKIPPED in flags else set()
+    first, second, *_ = trained = sorted(set(range(1, ITERATIONS + 1)) - skipped)
+    words = f"from iteration {second} on, replicas run {','.join(map(str, counts))} micro"
+    assert words in ours.text
     replicas = len(counts)
     found = samples(folder, ranks // replicas, "--tensor-model-parallel-size" in flags)
-    assert sorted(found) == list(range(1, ITERATIONS + 1))
+    assert sorted(found) == trained
     again = {5, 7} if "--user-doubt" in flags else set()
     for iteration, rows in found.items():
-        plan = list(counts) if iteration > 1 else [BATCH // replicas] * replicas
+        plan = list(counts) if iteration > first else [BATCH // replicas] * replicas
         once = wanted(plan, iteration)
         assert rows == {r: row * (1 + (iteration in again)) for r, row in once.items()}
         every = sorted(number for row in once.values() for number in row)

@@ -18,13 +18,13 @@ def attach(session: Session, built: Any) -> contextlib.ExitStack:
     """
     from megatron.training import get_args, get_timers
 
-    model, optimizer = built[:2]
+    model, optimizer, scheduler = built[:3]
     args, patches = get_args(), session.patches
     with contextlib.ExitStack() as stack:
         if optimizer is None:
             return stack
         if patches.uses("step-result"):
-            session.step_result = StepResultSync(optimizer, session)
+            session.step_result = StepResultSync(optimizer, scheduler, session)
             stack.enter_context(session.step_result.patched())
         if args.clip_grad > 0 and patches.uses("small-collectives"):
             embedding = tied_embedding.defer_hook(args, session, model, optimizer)

@@ -36,6 +36,7 @@ class Plugin:
         self._stack = contextlib.ExitStack()  # of what `wrap` did
         self._refused = False  # this Megatron trains as stock
         self._why = _NOT_READ  # the flags have had no effect; empty where they had one
+        self._next = 0  # Megatron's number of the iteration to come, unless it skips that one
         self.wrappers: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {  # by entry's id
             "flags": self._parse_args,
             "checks": self._validate_args,
@@ -161,7 +162,7 @@ class Plugin:
 
             from megatron_adaptra.adapter.entry import checkpoint, iteration_end
 
-            self.session.iteration = int(get_args().iteration)
+            self._next = self.session.iteration = int(get_args().iteration)
             self.session.guard.call(checkpoint.resume, self.session)
             self.activation.undo_with(iteration_end.attach(self.session, result).close)
         return result
@@ -195,6 +196,7 @@ class Plugin:
     def _train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         if self.session is None:
             return wrapped(*args, **kwargs)
+        self._count_skipped()
         place = f"iteration {self.session.iteration}, outside the pipeline's messages"
         self.session.watchdog.phase = place
         reruns = self.session.reruns
@@ -205,6 +207,14 @@ class Plugin:
         result = run() if reruns is None else reruns.train(run)
         self.session.iteration_done()
         return result
+
+    def _count_skipped(self) -> None:
+        """Iterations that Megatron has left out count, too, as in its log: on all ranks alike."""
+        from megatron.training import get_args
+
+        number = int(getattr(get_args(), "curr_iteration", self._next))
+        self.session.iteration += max(0, number - self._next)
+        self._next = number + 1
 
     def _training_log(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         if (activation := self.activation) is None:

@@ -241,14 +241,14 @@ class Session:
     def logging(self) -> Iterator[None]:
         """Around Megatron's log.
 
-        Its barriers only line up its timers: nobody waits for a slow link there, as soon as all
-        ranks know that nobody does.
+        Its barriers only line up its timers: nobody waits for a slow link there once results of
+        steps are compared, which begins on all ranks in the same step.
         """
         collectives, result = self.small_collectives, self.step_result
         if collectives is None or result is None:
             yield
             return
-        collectives.barriers = not result.known
+        collectives.barriers = not result.compared
         try:
             yield
         finally:

@@ -4,17 +4,21 @@ After the step Megatron all-reduces, one after the other over the model-parallel
 was successful, the gradient norm, and, if that is logged, the number of zeros. They follow from
 what the stages have sent each other during the step, so they are the same on all ranks. At first
 all are exchanged together. Once they have been seen to agree, every rank takes its own, sends it to
-the others, and makes sure a step later that theirs were the same.
+the others, and makes sure before the next step that theirs were the same. If they were not, all the
+ranks of a model see that in the same step: they ask each other again from then on, and take back
+what they have added to the schedule of learning rates, if that step was not successful everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
 from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
@@ -40,15 +45,20 @@ class StepResultSync:
     """Stands in for `optimizer.step` of one rank and for what agrees on its results.
 
     `session`: the rank's Session, whose small collectives come with its first iteration.
+    `scheduler`: Megatron's, of learning rates. `known`: what the last step returned is taken to be
+    the same everywhere. `compared`: results are exchanged, on all ranks of the job.
     """
 
-    def __init__(self, optimizer: Any, session: Any) -> None:
+    def __init__(self, optimizer: Any, scheduler: Any, session: Any) -> None:
         from megatron.training import get_args
 
         self._session, self._zeros = session, bool(get_args().log_num_zeros_in_grad)
-        self.known = False  # what the last step returned is the same everywhere
-        self._trusted = False  # for good: all have agreed before
+        self.known = self.compared = False
+        self._trusted = False  # all have agreed before
+        self._differed = False  # after that: all ask each other for good
+        self._sent = False  # the last step's, to be compared
         self._steps = 0
+        self._scheduler, self._scheduled = scheduler, 0  # its steps at the end of the last step
         self._all_gather: AllGather | None = None
         self._skipped: dict[str, list[CollectiveSpan]] = {}  # what agreeing has taken, by function
         self._optimizer, self._step = optimizer, optimizer.step
@@ -69,20 +79,23 @@ class StepResultSync:
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's step, whose results are then known, or exchanged.
 
-        Raises AdaptraError if the stages disagree, or if gradients are still on their way.
+        Raises AdaptraError if gradients are still on their way, and, under `--adaptra-strict`, if
+        ranks have had other results of the step before.
         """
         self.known = False
-        result = self._step(*args, **kwargs)
         collectives = self._session.small_collectives
         if collectives is None or not collectives.active:
-            return result
+            return self._step(*args, **kwargs)
+        self._compare(collectives)
+        result = self._step(*args, **kwargs)
         if collectives.has_pending:
             raise AdaptraError(
                 "this optimizer has stepped without a word of the other stages, though gradients "
                 "were on their way: use --adaptra-small-collectives off"
             )
         if isinstance(result, tuple) and len(result) == 3:
-            self._compare(collectives, result)
+            self._send(collectives, result)
+            self.known = self._trusted
             if not self.known:
                 self._prefetch(collectives, result)
         return result
@@ -94,29 +107,59 @@ class StepResultSync:
         group = mpu.get_model_parallel_group()
         collectives.prefetch([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
-    def _compare(self, collectives: SmallCollectives, result: Any) -> None:
-        """Learn from the step before whether all ranks have the same; send them this step's."""
+    def _send(self, collectives: SmallCollectives, result: Any) -> None:
+        """Send the others this step's `result`, to be compared before the next step."""
         self._steps += 1
         success, norm, zeros = result
-        mine = _RESULT.pack(bool(success), _number(norm), _number(zeros))
-        if self._all_gather is not None:
-            packed = [bytes(result.tolist()) for result in self._all_gather.wait()]
-            same = len(set(packed)) == 1  # bytes: a norm that is not a number equals itself, too
-            before = [_RESULT.unpack(result) for result in packed]
-            if self._trusted and not same:
-                raise AdaptraError(
-                    f"the ranks of a model have had other results of one step: {before}; "
-                    "use --adaptra-small-collectives off"
-                )
-            # A rank without a norm has nothing to train, or its step was skipped.
-            self._trusted = self._trusted or (same and before[0][1] != _NONE)
-            self.known = self._trusted
-        elif self._steps == _FIRST_COMPARED:
+        if self._steps == _FIRST_COMPARED:
             members = collectives.members(mpu.get_model_parallel_group())
             if members:
                 self._all_gather = collectives.open_all_gather(members, _RESULT.size)
-        if self._all_gather is not None:
-            self._all_gather.start(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+        if self._all_gather is None or self._differed:
+            return
+        mine = bytearray(_RESULT.pack(bool(success), _number(norm), _number(zeros)))
+        self._all_gather.start(torch.frombuffer(mine, dtype=torch.uint8))
+        self._sent = True
+        self._scheduled = getattr(self._scheduler, "num_steps", 0)
+
+    def _compare(self, collectives: SmallCollectives) -> None:
+        """Learn whether all ranks of the model have had the same result of the step before."""
+        if self._all_gather is None or not self._sent:
+            return
+        self._sent, self.compared = False, True
+        packed = [bytes(result.tolist()) for result in self._all_gather.wait()]
+        before = [_RESULT.unpack(result) for result in packed]
+        if len(set(packed)) == 1:  # bytes: a norm that is not a number equals itself, too
+            # A rank without a norm has nothing to train, or its step was skipped.
+            self._trusted = self._trusted or before[0][1] != _NONE
+        elif self._trusted:
+            self._trusted, self._differed = False, True
+            members = collectives.members(mpu.get_model_parallel_group())
+            self._say_who(members, packed, before[members.index(dist.get_rank())])
+            added = getattr(self._scheduler, "num_steps", 0) - self._scheduled
+            if added and not all(success for success, _, _ in before):  # stock adds on no rank
+                self._scheduler.step(increment=-added)
+
+    def _say_who(
+        self, members: Sequence[int], packed: Sequence[bytes], mine: tuple[bool, float, float]
+    ) -> None:
+        """Log that `members` have had other results, at the first rank that has no usual one.
+
+        `packed`: theirs; `mine`: this rank's.
+        """
+        usual = Counter(packed).most_common(1)[0][0]
+        odd = next(i for i, one in enumerate(packed) if one != usual)
+        words = (
+            f"rank {members[odd]} has had another result of a step than other ranks of its model"
+        )
+        if self._session.config.strict:
+            raise AdaptraError(f"{words}; use --adaptra-small-collectives off")
+        if members[odd] == dist.get_rank():
+            success, norm, zeros = mine
+            log_line(
+                f"{words}, on host {socket.gethostname()}: success {bool(success)}, gradient norm "
+                f"{norm:g}, zeros {zeros:g}; {GOES_ON}, these ranks ask each other after each step"
+            )
 
     def _agreed(self, name: str, native: Any) -> Any:
         @functools.wraps(native)

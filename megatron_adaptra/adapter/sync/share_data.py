@@ -2,9 +2,11 @@
 
 A replica reads its own microbatches from the iterator that Megatron gives it, as ever. Those of
 others it reads ahead, when the backwards of the iteration before are over: nothing of the iteration
-has begun then, so that a batch that cannot be read costs the shares, not the training. What is
-given away is read and dropped, so each replica's own iterator stands after all its batches at every
-end of an iteration, and Megatron's count of consumed samples is the whole position.
+has begun then, so that a batch that cannot be read costs the shares, not the training. What was
+read ahead belongs to the place where the iterator stood: when it has moved on since, as over
+iterations that Megatron skips, other batches are read when the iteration begins. What is given away
+is read and dropped, so each replica's own iterator stands after all its batches at every end of an
+iteration, and Megatron's count of consumed samples is the whole position.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class ShareData:
     def __init__(self, replica: int) -> None:
         self._replica = replica
         self._why_not = HomeData(replica).why_not
+        self._ahead: list[Any] = []  # batches, read by the plan of the next iteration
+        self._place: tuple[Any, int] | None = None  # for which they were read
 
     def why_not(self, iterator: Any) -> str:
         """Why no batch of another replica can be read, or an empty string.
@@ -38,13 +42,27 @@ class ShareData:
         """
         return self._why_not(iterator)
 
-    def ahead(self, iterator: Any, plan: SyncPlan) -> list[Any]:
-        """The batches of other replicas that this one runs in the next iteration by `plan`.
+    def read_ahead(self, iterator: Any, plan: SyncPlan) -> None:
+        """Read the batches of other replicas that this one runs in the next iteration by `plan`.
 
-        They stand in the order of its share. The iteration that is over has taken all batches of
-        this replica from Megatron's `iterator`. Raises StopIteration where the data end,
-        ScheduleError for data that nobody can read for another replica, and what reading raises.
+        The iteration that is over has taken all batches of this replica from Megatron's `iterator`.
+        Raises StopIteration where the data end, ScheduleError for data that nobody can read for
+        another replica, and what reading raises.
         """
+        self._ahead = []
+        self._ahead, self._place = self._read(iterator, plan), _place(iterator)
+
+    def others(self, iterator: Any, plan: SyncPlan) -> list[Any]:
+        """The batches of other replicas in the iteration that begins, in the order of its share.
+
+        Those that were read ahead by this `plan`, if Megatron's `iterator` still stands there; else
+        they are read now, which raises as `read_ahead` does. Stock's own reading would end there,
+        too: they are samples of the same iteration.
+        """
+        found, self._ahead = self._ahead, []
+        return found if _place(iterator) == self._place else self._read(iterator, plan)
+
+    def _read(self, iterator: Any, plan: SyncPlan) -> list[Any]:
         others = [pair for pair in plan.share(self._replica) if pair[0] != self._replica]
         if not others:
             return []
@@ -56,10 +74,20 @@ class ShareData:
                 found.append(next(islice(rows[home], number - places[home], None)))
                 places[home] = number + 1
             return found
-        if (loader := loader_of(iterator)) is None:
+        if (place := _place(iterator)) is None:
             raise ScheduleError(self._why_not(iterator))
-        first = loader._num_yielded
+        loader, first = place
         return [next(loader_batches(loader, first + number, home)) for home, number in others]
+
+
+def _place(iterator: Any) -> tuple[Any, int] | None:
+    """The loader behind Megatron's `iterator`, and how many batches it has given.
+
+    None where there is none: an iterator that reads homes is of one iteration, which the next one
+    follows.
+    """
+    loader = None if reads_homes(iterator) else loader_of(iterator)
+    return None if loader is None else (loader, loader._num_yielded)
 
 
 class ShareBatches:

@@ -78,7 +78,7 @@ class Shares:
         self._plan = SyncPlan.full_of(self._replicas, 1)  # in force
         self._others: list[Any] = []  # batches of other replicas that it has this one run
         self._next_plan: SyncPlan | None = None  # on which ranks vote
-        self._next_others: list[Any] = []
+        self._counted = 0  # the session's iterations, when this one was over
         self._timed: Timed | None = None  # whose seconds are in this rank's vote
         self._ended: ReplicaRow | None = None  # which the source does not have yet
         self._voted: tuple[int, ...] | None = None  # counts for the next iteration, if any
@@ -105,8 +105,8 @@ class Shares:
             return self._first(run, arguments)
         if _again():
             return self._run(run, arguments)
-        self._begin(arguments["num_microbatches"])
         iterator = only(arguments["data_iterator"])
+        self._begin(arguments["num_microbatches"], iterator)
 
         def over() -> None:
             if not self._off:
@@ -160,17 +160,21 @@ class Shares:
         """From now on all is stock, on all ranks, for the same `reason`."""
         self._session.context.say(f"replicas run as many microbatches each: {reason}")
         self._off = True
-        self._others, self._next_others = [], []
+        self._others = []
         self._close_source()
 
     # The two ends of an iteration.
 
-    def _begin(self, microbatches: int) -> None:
-        """The boundary before an iteration of so many `microbatches` per replica in stock."""
+    def _begin(self, microbatches: int, iterator: Any) -> None:
+        """The boundary before an iteration of so many `microbatches` per replica in stock.
+
+        `iterator`: Megatron's. Raises what reading of it raises, see ShareData.
+        """
         assert self._vote is not None
         voted, before = self._vote.result(), self._plan
         word, self._voted = voted.word, voted.counts
-        self._iteration += 1
+        # The session counts what Megatron has skipped since.
+        self._iteration += 1 + self._session.iteration - self._counted
         timed, self._timed = self._timed, None
         if timed is not None and voted.seconds is not None:
             self._ended = ReplicaRow(timed.iteration, timed.counts, voted.seconds, voted.uses)
@@ -184,10 +188,10 @@ class Shares:
             else:
                 self._start(self._new_source, microbatches)  # a batch size ramps up
         elif word == READY and self._next_plan is not None:
-            self._plan, self._others = self._next_plan, self._next_others
+            self._plan = self._next_plan
+            self._others = self._data.others(iterator, self._plan) if self._reads else []
         else:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
-        self._next_others = []
         self._starts()
         if self._plan != before:
             self._session.begin_anew(apart=not self._plan.full)
@@ -204,13 +208,13 @@ class Shares:
         `iterator`: Megatron's, which stands after all batches of this replica.
         """
         assert self._vote is not None
-        word, self._next_others = READY, []
+        word = READY
         self._next_plan = plan = self._ask(self._iteration + 1)
         if plan is None:
             word = FAILED
         elif self._reads:
             try:
-                self._next_others = self._data.ahead(iterator, plan)
+                self._data.read_ahead(iterator, plan)
             except StopIteration:
                 word = ENDED
             except Exception as error:
@@ -264,6 +268,7 @@ class Shares:
         with patch("shares", config, **values) if values else contextlib.nullcontext():
             result = run(arguments)
         end()  # where nothing is finalised
+        self._counted = self._session.iteration
         return result
 
     # What decides.
