@@ -116,6 +116,8 @@ class Session:
             PeerLost: a message of another stage did not come in `--adaptra-timeout` seconds.
             Disagreement: nor did the leader's decision on a plan.
         """
+        if arguments.get("forward_only"):
+            self.iteration_done()
         reason = self._stock or not_ours(
             function, arguments, self.config.engine, self.stages, self.patches
         )
@@ -130,6 +132,8 @@ class Session:
         if reason or self.config.engine == "stock":  # of one stage ops may be emulated, too
             return self._run_stock(function, arguments)
         self.iteration_done()
+        if (collectives := self.small_collectives) is not None:
+            collectives.in_step = True
         if self._apart:
             return self._run_apart(function, arguments)
         run = self._run_for(arguments)
@@ -192,8 +196,13 @@ class Session:
         return self._run_stock(function, arguments)
 
     def iteration_done(self) -> None:
-        """The optimizer step is over. Without this call the next iteration's start counts."""
+        """The optimizer step is over, and small collectives are torch's until the next iteration.
+
+        Without this call the start of an evaluation or of the next iteration counts.
+        """
         collectives = self.small_collectives
+        if collectives is not None:
+            collectives.in_step = False
         if collectives is not None and self._steps:
             self._steps = False
             self.context.probe.iteration_ends(collectives.take_spans())
@@ -202,20 +211,21 @@ class Session:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
-        """Around Megatron's log.
+        """Around Megatron's log, which is part of an iteration's end.
 
         Its barriers only line up its timers: nobody waits for a slow link there, as soon as all
         ranks know that nobody does.
         """
         collectives, result = self.small_collectives, self.step_result
-        if collectives is None or result is None:
+        if collectives is None:
             yield
             return
-        collectives.barriers = not result.known
+        collectives.in_step = True
+        collectives.barriers = result is None or not result.known
         try:
             yield
         finally:
-            collectives.barriers = True
+            collectives.barriers, collectives.in_step = True, False
 
     def begin_anew(self, apart: bool = False) -> None:
         """The next iteration begins a new run, as all ranks know: replicas share it out anew.

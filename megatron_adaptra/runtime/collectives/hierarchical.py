@@ -152,6 +152,7 @@ class HierarchicalAllGather(AllGather):
 
     def start(self, payload: torch.Tensor) -> None:
         """As for AllGather; `payload` must not change until `wait` returns."""
+        self._leave()
         if not self._leads:
             self._up.start(payload)
             return
@@ -171,6 +172,7 @@ class HierarchicalAllGather(AllGather):
 
     def wait(self) -> list[torch.Tensor]:
         """As for AllGather; the missing member is named on all others."""
+        self._in_flight = False
         everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
         at = 0

@@ -88,6 +88,9 @@ class SmallCollectives:
         # While False all goes to torch; the same on all ranks. On a device it is watched then: what
         # it takes is known when it is needed.
         self.active = True
+        # While False all goes to torch, unwatched: a save or an evaluation may take long, and is as
+        # stock does it. The same on all ranks at each call.
+        self.in_step = True
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -260,6 +263,8 @@ class SmallCollectives:
     def _run(
         self, one: SmallCollective, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()
     ) -> None:
+        if one.in_flight:  # it was deferred, and nothing has come since that ends it
+            self.wait_pending()
         start = time.monotonic()
         started = one.start(tensor, native, prefetch)
         answers = (hook(one, tensor) for hook in self.defer_hooks) if started else ()
@@ -284,7 +289,8 @@ class SmallCollectives:
 
     def _leave(self, tensor: torch.Tensor, group: Any, call: Callable[[], Any]) -> Any:
         """Leave an all-reduce to the backend for good; on a device, see what it takes there."""
-        between = self._clock.behind and self._by_training and self.members(group)
+        watched = self.in_step and self._clock.behind and self._by_training
+        between = watched and self.members(group)
         if not between:
             return call()
         start, returned = time.monotonic(), []
@@ -315,7 +321,8 @@ class SmallCollectives:
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
         """What serves this call if it crosses stages and is small enough."""
-        if not ((self.active or self._clock.behind) and self._by_training):
+        served = self.in_step and (self.active or self._clock.behind)
+        if not (served and self._by_training):
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
