@@ -75,7 +75,7 @@ class Session:
         patches = Resolved() if patches is None else patches
         self.context = context = RankContext.create(config, profile, patches, device)
         self.patches = patches
-        self.config, self.watchdog, self.guard = config, context.watchdog, context.guard
+        self.config, self.watchdog, self.guard = context.config, context.watchdog, context.guard
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
         self.run: Run | None = None
         self.iteration = 0
@@ -113,7 +113,7 @@ class Session:
             What Megatron's function returns.
 
         Raises:
-            PeerLost: a message of another stage did not come in `--adaptra-timeout` seconds.
+            PeerLost: a message of another stage did not come while Megatron would wait for it.
             Disagreement: nor did the leader's decision on a plan.
         """
         if arguments.get("forward_only"):

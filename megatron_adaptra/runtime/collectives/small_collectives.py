@@ -52,8 +52,7 @@ class SmallCollectives:
         mode: "on"; "auto" for the faster path, measured; "fixed": on, with an order of sums of our
             own where the backend's is not found.
         timeout: seconds that one call waits for each other member to send its value, or to take
-            this rank's; then PeerLost names that member. The first call of a group also connects
-            it, within the time limit of `wire`.
+            this rank's, or, in the first call of a group, to connect; then PeerLost names it.
         watchdog: adds to a PeerLost what this rank was doing.
         say: logs one sentence.
         wire: makes the connections of a group, when its first call comes.
@@ -375,7 +374,8 @@ class SmallCollectives:
 
             def connect(name: str, some: Sequence[int]) -> Any:
                 ranks = [members[number] for number in some]
-                return self._wire.group(f"{self._job}/small_collectives/{key}/{name}", ranks)
+                group = f"{self._job}/small_collectives/{key}/{name}"
+                return self._wire.group(group, ranks, self._timeout)
 
             self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)
