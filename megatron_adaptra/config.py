@@ -179,7 +179,10 @@ class AdaptraConfig:
         False, "encrypt messages between hosts with TLS 1.3, which needs our engine and OpenSSL 3"
     )
     timeout: float = _setting(
-        600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
+        600.0,
+        "seconds without a message after which a rank says whom it waits for; it waits on, and the "
+        "training ends where Megatron's does (--distributed-timeout-minutes)",
+        metavar="S",
     )
     decision_log: str = _setting(
         "", "file that decisions to change the plan are appended to, as JSON lines", metavar="FILE"

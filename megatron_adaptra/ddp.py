@@ -25,6 +25,7 @@ from megatron_adaptra.plan.collectives.sized import for_gradients
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS
+from megatron_adaptra.transport.connect import patience
 
 _Hook = Callable[[Any, dist.GradBucket], Future[torch.Tensor]]
 
@@ -134,7 +135,8 @@ def all_reduce_hook(
             before they have added what they own.
         pieces: into which the largest share is cut; 0 for what a model finds best for each bucket.
         group: the model's; the default group if None.
-        timeout: seconds that a message of another rank is waited for.
+        timeout: seconds that a message of another rank is waited for, or those of torch's default
+            process group, if they are more.
         transport: auto, engine or gloo.
         min_gain: of auto: share of an iteration that a plan has to save.
         decision_log: of auto: file that decisions are appended to, as JSON lines, by the group's
@@ -147,6 +149,7 @@ def all_reduce_hook(
     group = group or dist.group.WORLD
     if group is None:
         raise BadInput("group", None, "call torch.distributed.init_process_group first")
+    timeout = patience(timeout)
     if algorithm == "auto":
         if late_ranks or pieces:
             raise BadInput("late_ranks, pieces", (late_ranks, pieces), "auto finds them")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.bench.bandwidth import ALL_GATHER, ALL_REDUCE, busbw
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
@@ -30,7 +31,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     all_ranks = range(options.ranks)
     gathers = {
         wire.name: FlatAllGather(
-            wire.group("bench", all_ranks),
+            wire.group("bench", all_ranks, waits.CONNECT),
             [f"rank {member}" for member in all_ranks],
             max(options.sizes),
             TIMEOUT,

@@ -142,11 +142,22 @@ class Mailbox:
     def _wait(self, work: Work, op: Op, peer: int, timeout: float) -> Stamps:
         self.watchdog.waits_for = op, peer, time.monotonic()
         try:
-            stamps = work.wait(timeout)
+            stamps = self._patiently(work, timeout)
         except PeerLost as error:
             raise self.watchdog.lost(op, peer, error) from error
         self.watchdog.waits_for = None
         return stamps
+
+    def _patiently(self, work: Work, timeout: float) -> Stamps:
+        late = self.watchdog.late
+        try:
+            return work.wait(min(late, timeout))
+        except PeerLost:
+            if late >= timeout:
+                raise
+        if not work.done():
+            self.watchdog.say_late(timeout - late)
+        return work.wait(timeout - late)  # what has failed raises again
 
     def _tag(self, made: Op) -> int:
         """Iteration, kind, chunk or home, and microbatch of what made the message, in 31 bits."""

@@ -6,6 +6,7 @@ A collective of torch's would use the backend, which on GPUs is work on the devi
 from __future__ import annotations
 
 import pickle
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -16,11 +17,15 @@ _PREFIX = "adaptra/gather"
 
 
 class StoreGather:
-    """Of `rank`, one of `size` that share a `store` of torch's; all call `gather` equally often."""
+    """Of `rank`, one of `size` that share a `store` of torch's; all call `gather` equally often.
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    `timeout`: seconds that rank 0 waits for the others, `waits.CONNECT` if None. These wait
+    `waits.CHAIN` longer for it: by then it has written who is missing.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float | None = None) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._number = 0
+        self._timeout, self._number = timeout, 0
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank has given as `mine`, by rank. Raises PeerLost, naming who does not come.
@@ -30,14 +35,22 @@ class StoreGather:
         """
         number, self._number = self._number, self._number + 1
         everything = f"{_PREFIX}/{number}/all"
+        end = time.monotonic() + (waits.CONNECT if self._timeout is None else self._timeout)
         if self._rank:
             self._store.set(self._key(number, self._rank), pickle.dumps(mine))
-            self._wait(everything, "rank 0")
-            return list(pickle.loads(self._store.get(everything)))
+            self._wait(everything, "rank 0", end + waits.CHAIN)
+            found = pickle.loads(self._store.get(everything))
+            if isinstance(found, PeerLost):
+                raise found
+            return list(found)
         values = [mine]
         for rank in range(1, self._size):
             key = self._key(number, rank)
-            self._wait(key, f"rank {rank}")
+            try:
+                self._wait(key, f"rank {rank}", end)
+            except PeerLost as error:
+                self._store.set(everything, pickle.dumps(error))
+                raise
             values.append(pickle.loads(self._store.get(key)))
             self._store.delete_key(key)
         self._store.set(everything, pickle.dumps(values))
@@ -45,9 +58,11 @@ class StoreGather:
             self._store.delete_key(f"{_PREFIX}/{number - 2}/all")
         return values
 
-    def _wait(self, key: str, who: str) -> None:
+    def _wait(self, key: str, who: str, end: float) -> None:
+        """Until `end`, on the monotonic clock."""
         try:
-            self._store.wait([key], timedelta(seconds=waits.CONNECT))
+            left = max(0.001, end - time.monotonic())
+            self._store.wait([key], timedelta(seconds=left))
         except Exception as error:  # torch has several types for it
             raise PeerLost(f"{who} has written nothing to torch's store: {error}") from error
 

@@ -6,6 +6,7 @@ notice writes down who was lost, so that every other rank names the culprit and 
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
+from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.failure_log import FailureLog
 from megatron_adaptra.runtime.signals import ExitOnSignal
 
@@ -22,7 +24,8 @@ from megatron_adaptra.runtime.signals import ExitOnSignal
 class Watchdog:
     """Knows what the main thread of `worker` waits for, one of so many `replicas`.
 
-    `ranks`: global ones, by worker, which of one replica is a stage.
+    `ranks`: global ones, by worker, which of one replica is a stage. `late`: seconds of a wait for
+    a message, until `say_late` is called.
 
     `waits_for`: the op, the worker that it is for, and since when, on the monotonic clock; set
     before every wait of the schedule, and None when that has gone well.
@@ -34,10 +37,12 @@ class Watchdog:
         ranks: Sequence[int],
         failure_log: FailureLog | None = None,
         replicas: int = 1,
+        late: float = math.inf,
     ) -> None:
         self.worker, self.ranks = worker, tuple(ranks)
         self._routes = Routes(len(self.ranks) // replicas, replicas=replicas)
         self.failure_log = failure_log or FailureLog()
+        self.late = late
         self.phase = "start-up"  # what the rank does when it waits for no message
         self.waits_for: tuple[Op, int, float] | None = None
 
@@ -52,6 +57,11 @@ class Watchdog:
         """
         reason = str(error).partition(": ")[2] or str(error)
         return PeerLost(self._describe(f": {reason}", peer))
+
+    def say_late(self, seconds: float) -> None:
+        """Log what this rank waits for, and that it does so for some `seconds` more at most."""
+        words = f"{GOES_ON} if it comes within {seconds:g} s"
+        log_line(f"{self.name(self.worker)} {self._doing()}; {words}")
 
     def describe(self, reason: str = "") -> str:
         """What this rank was doing and the `reason` of its end; written into the failure log."""

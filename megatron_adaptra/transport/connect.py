@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.transport.address import interface_of, named_for_gloo
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
 
@@ -58,6 +59,27 @@ def connect(store: Any, me: int, size: int, timeout: float, devices: Sequence[An
     options._threads = 0
     options._timeout = timedelta(seconds=timeout)
     return dist.ProcessGroupGloo(store, me, size, options)
+
+
+def torch_waits() -> float:
+    """Seconds that torch waits for a rank: Megatron's `--distributed-timeout-minutes`.
+
+    That is the timeout of the default process group; 0 if its backends have none.
+    """
+    group = dist.distributed_c10d._get_default_group()
+    theirs = 0.0
+    for device in group._device_types:
+        with contextlib.suppress(AttributeError, RuntimeError):  # some backends have no options
+            theirs = max(theirs, group._get_backend(device).options._timeout.total_seconds())
+    return theirs
+
+
+def patience(seconds: float) -> float:
+    """How long to wait for a rank until that ends the job: `seconds`, but no less than torch.
+
+    What it takes to name the rank is added.
+    """
+    return min(max(seconds, torch_waits()) + waits.CHAIN, waits.FOREVER)
 
 
 class Pairs:

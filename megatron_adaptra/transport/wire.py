@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import connect, interfaces, new_devices, store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -72,8 +73,11 @@ class Wire(ABC):
         """Between all of `ranks`, both ways."""
 
     @abstractmethod
-    def group(self, name: str, ranks: Sequence[int]) -> Any:
-        """What a FlatAllGather between `ranks` takes for its group."""
+    def group(self, name: str, ranks: Sequence[int], timeout: float) -> Any:
+        """What a FlatAllGather between `ranks` takes for its group.
+
+        `timeout`: seconds for the others to come, then PeerLost.
+        """
 
     @abstractmethod
     def through(self, rank: int) -> str:
@@ -140,11 +144,15 @@ class GlooWire(Wire):
         pairs = list(combinations(range(len(ranks)), 2))
         return GlooTransport(*open_links(ranks, pairs, name, "member", self.devices, waits.START))
 
-    def group(self, name: str, ranks: Sequence[int]) -> Any:
-        """As for Wire; gloo raises RuntimeError."""
-        store = dist.distributed_c10d._get_default_store()
+    def group(self, name: str, ranks: Sequence[int], timeout: float) -> Any:
+        """As for Wire, within `timeout` seconds, then PeerLost."""
+        store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
         own = dist.PrefixStore(f"adaptra/{name}", store)
-        return connect(own, ranks.index(dist.get_rank()), len(ranks), waits.CONNECT, self.devices)
+        try:
+            return connect(own, ranks.index(me), len(ranks), timeout, self.devices)
+        except RuntimeError as error:
+            others = ", ".join(f"rank {rank}" for rank in ranks if rank != me)
+            raise PeerLost(f"no connection with {others}: {reason_of(error)}") from error
 
     def through(self, rank: int) -> str:
         """As for Wire, the same for each `rank`."""

@@ -15,7 +15,7 @@ from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.collectives import reduction
 from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.hierarchical import HierarchicalAllGather, Links
@@ -88,6 +88,21 @@ def faster(me, stages, slow):
 @pytest.mark.parametrize("slow", [0, 1, 2])  # alone, a leader, and one of its members
 def test_nobody_waits_for_another_to_wait(slow):
     assert all(everywhere(faster, UNEVEN, slow, ranks=6))
+
+
+def twice(me, stages):
+    """Starts it again before it has ended, which is refused, and ends it."""
+    exchange = links_of(me.rank, stages).open(8)
+    exchange.start(word(me.rank))
+    with pytest.raises(AdaptraError, match="in flight"):
+        exchange.start(word(99))
+    assert [v.tolist() for v in exchange.wait()] == [[i] for i in range(len(stages))]
+    return len(exchange.run(word(me.rank)))
+
+
+@pytest.mark.parametrize("stages", [(0, 1, 2), (0, 0, 1)])  # on one level, and on two
+def test_only_one_is_in_flight(stages):
+    assert everywhere(twice, stages, ranks=3) == [3] * 3
 
 
 def one_goes(me, stages, lost):

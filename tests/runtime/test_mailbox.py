@@ -17,6 +17,7 @@ from runtime.pipeline import (
 )
 from seeding import new_seed
 from transport.loopback import LoopbackNetwork
+from transport.ranks import until
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.neighbours import Neighbours
@@ -186,3 +187,27 @@ def test_no_two_messages_under_way_have_one_tag():
     for chunk, microbatch in ((255, 0), (0, 2**18)):
         with pytest.raises(ScheduleError, match="262144 microbatches and 255 chunks"):
             mailbox._tag(Op(Kind.F, microbatch, chunk))
+
+
+def test_a_message_that_is_late_is_reported_and_taken(capfd):
+    network = LoopbackNetwork()
+    box = mailbox(network.open(1), timeout=PATIENCE)
+    box.watchdog.late = 0.05
+    other = mailbox(network.open(0), stage=0)
+    box.post(Op.parse("PF3"))
+    printed = []
+
+    def body(stage):
+        if stage:
+            return box.take(Op.parse("F3")).tolist()
+        until(
+            lambda: printed.append(capfd.readouterr().err) or "F3" in printed[-1], "it is printed"
+        )
+        other.send(Op.parse("SF3"), torch.ones(2))
+        other.finish()
+
+    assert on_threads(2, body)[1] == [1.0, 1.0]
+    (line,) = filter(None, "".join(printed).splitlines())
+    words = r"s for F3 from stage 0 \(rank 4\); training goes on if it comes within"
+    assert re.search(words, line), line
+    network.close()

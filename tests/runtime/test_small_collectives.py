@@ -422,3 +422,63 @@ def test_a_path_that_lost_is_measured_less_and_less_often():
     gaps = [b - a for a, b in pairwise(tries[0])]
     assert len(gaps) >= 2
     assert all(later == 2 * gap for gap, later in pairwise(gaps))
+
+
+def again_and_again(me, stages, others):
+    """One that is always deferred comes many times in a row; what it has brought each time."""
+    ranks = len(stages)
+    served = SmallCollectives(
+        stages, "on", PATIENCE, Watchdog(me.rank, range(ranks)), wire=GlooWire()
+    )
+    learned = []
+    served.defer_hooks = [
+        lambda one, tensor: (
+            (lambda: learned.append(tensor.item())) if tensor.dtype == torch.int32 else None
+        )
+    ]
+    patched = install(served)
+    for step in range(FIRST + 12):
+        dist.all_reduce(torch.tensor([step + me.rank], dtype=torch.int32))
+        if others and step % others == others - 1:
+            dist.all_reduce(torch.ones(1))
+    served.wait_pending()
+    patched.close()
+    once = sum(range(ranks))
+    assert learned == [ranks * step + once for step in range(FIRST - 1, FIRST + 12)]
+    return True
+
+
+@pytest.mark.parametrize("stages", [(0, 1, 2), (0, 0, 1, 1)])
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_collective_in_flight_ends_before_it_starts_again(stages, others):
+    assert all(everywhere(again_and_again, stages, others, ranks=len(stages)))
+
+
+def between_steps(me):
+    """What the backend is called for, in a step and outside."""
+    native, called = dist.all_reduce, []
+
+    def counted(*args, **kwargs):
+        called.append(1)
+        return native(*args, **kwargs)
+
+    dist.all_reduce = counted
+    served = SmallCollectives(
+        range(3), "on", PATIENCE, Watchdog(me.rank, range(3)), wire=GlooWire()
+    )
+    patched = install(served)
+    for _ in range(FIRST):
+        dist.all_reduce(torch.ones(1))
+    counts = []
+    for served.in_step in (True, False, True):
+        called.clear()
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        counts.append((value.item(), len(called)))
+    patched.close()
+    dist.all_reduce = native
+    return counts
+
+
+def test_outside_a_step_all_goes_to_torch():
+    assert everywhere(between_steps, ranks=3) == [[(3, 0), (3, 1), (3, 0)]] * 3

@@ -78,7 +78,7 @@ def activate(
         UnsupportedMegatron: this release is not known, or a function that we patch is not as in it.
         UnsupportedBackend: messages are on GPUs, and some rank cannot open its own.
         BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
-        PeerLost: messages are on GPUs, and some rank has not come in `waits.CONNECT` seconds.
+        PeerLost: messages are on GPUs, and some rank has not come (see PlanGroup.gather).
         RuntimeError: it is active already.
     """
     config, row = config or AdaptraConfig(), profile()  # the version, before an import of Megatron
@@ -131,11 +131,11 @@ def activate(
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.reduce_by(GradientReduction(config, session.context.say))
+        activation.reduce_by(GradientReduction(session.config, session.context.say))
     if resolved.uses("shards"):
         from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
 
-        activation.reduce_by(ShardedReduction(config, session.context.say))
+        activation.reduce_by(ShardedReduction(session.config, session.context.say))
     return activation
 
 

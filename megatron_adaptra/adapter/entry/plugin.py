@@ -202,7 +202,10 @@ class Plugin:
         reruns = self.session.reruns
 
         def run() -> Any:
-            return wrapped(*args, **kwargs)
+            result = wrapped(*args, **kwargs)
+            if (collectives := self.session.small_collectives) is not None:
+                collectives.wait_pending()  # of a step that has ended early
+            return result
 
         result = run() if reruns is None else reruns.train(run)
         self.session.iteration_done()

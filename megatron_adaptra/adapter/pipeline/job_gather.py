@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.runtime.store_gather import StoreGather
-from megatron_adaptra.transport.connect import store_connection
+from megatron_adaptra.transport.connect import patience, store_connection
 
 _gather: StoreGather | None = None
 
@@ -25,7 +26,9 @@ def from_all_ranks(mine: Any) -> list[Any]:
         dist.all_gather_object(gathered, mine)
         return gathered
     if _gather is None:
-        _gather = StoreGather(store_connection(), dist.get_rank(), dist.get_world_size())
+        _gather = StoreGather(
+            store_connection(), dist.get_rank(), dist.get_world_size(), patience(waits.CONNECT)
+        )
     return _gather.gather(mine)
 
 

@@ -66,8 +66,8 @@ class PlanGroup:
             together: all replicas have one plan.
 
         Raises:
-            PeerLost: without gloo, a rank has not come in `waits.CONNECT` seconds. Over gloo torch
-                raises its own error, after the timeout of the default process group.
+            PeerLost: without gloo, a rank has not come in `patience(waits.CONNECT)` seconds. Over
+                gloo torch raises its own error, after the timeout of the default process group.
         """
         global _serial
         stage = mpu.get_pipeline_model_parallel_rank()

@@ -87,7 +87,7 @@ class Session:
         patches = Resolved() if patches is None else patches
         self.context = context = RankContext.create(config, profile, patches, device)
         self.patches = patches
-        self.config, self.watchdog, self.guard = config, context.watchdog, context.guard
+        self.config, self.watchdog, self.guard = context.config, context.watchdog, context.guard
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
         self.run: Run | None = None
         self.iteration = 0
@@ -133,9 +133,11 @@ class Session:
             What Megatron's function returns.
 
         Raises:
-            PeerLost: a message of another stage did not come in `--adaptra-timeout` seconds.
+            PeerLost: a message of another stage did not come while Megatron would wait for it.
             Disagreement: nor did the leader's decision on a plan.
         """
+        if arguments.get("forward_only"):
+            self.iteration_done()
         reason = self._stock or not_ours(
             function, arguments, self.config.engine, self.stages, self.patches
         )
@@ -150,6 +152,8 @@ class Session:
         self.iteration_done()
         if self.run is None and self._watch is not None and not self._watch.watched:
             return self._run_watched(function, arguments)
+        if (collectives := self.small_collectives) is not None:
+            collectives.in_step = True
         if self._apart:
             return self._run_apart(function, arguments)
         run = self._run_for(arguments)
@@ -229,8 +233,13 @@ class Session:
         return self._run_stock(function, arguments)
 
     def iteration_done(self) -> None:
-        """The optimizer step is over. Without this call the next iteration's start counts."""
+        """The optimizer step is over, and small collectives are torch's until the next iteration.
+
+        Without this call the start of an evaluation or of the next iteration counts.
+        """
         collectives = self.small_collectives
+        if collectives is not None:
+            collectives.in_step = False
         if collectives is not None and self._steps:
             self._steps = False
             self.context.probe.iteration_ends(collectives.take_spans())
@@ -239,20 +248,21 @@ class Session:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
-        """Around Megatron's log.
+        """Around Megatron's log, which is part of an iteration's end.
 
         Its barriers only line up its timers: nobody waits for a slow link there once results of
         steps are compared, which begins on all ranks in the same step.
         """
         collectives, result = self.small_collectives, self.step_result
-        if collectives is None or result is None:
+        if collectives is None:
             yield
             return
-        collectives.barriers = not result.compared
+        collectives.in_step = True
+        collectives.barriers = result is None or not result.compared
         try:
             yield
         finally:
-            collectives.barriers = True
+            collectives.barriers, collectives.in_step = True, False
 
     def begin_anew(self, apart: bool = False) -> None:
         """The next iteration begins a new run, as all ranks know: replicas share it out anew.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
+from megatron_adaptra.transport.connect import torch_waits
 from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import bindings
@@ -112,7 +113,15 @@ class RankContext:
     def create(
         cls, config: AdaptraConfig, profile: Profile, patches: Resolved, device: Device
     ) -> RankContext:
-        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
+        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule.
+
+        The settings' `timeout` becomes what may end a training: Megatron's own, and the seconds to
+        name the rank that is late besides.
+        """
+        limit = torch_waits() or config.timeout
+        # Torch names nobody, so a line does a little before that ends.
+        late = min(config.timeout, max(limit - waits.CHAIN, limit / 2))
+        config = replace(config, timeout=min(limit + waits.CHAIN, waits.FOREVER))
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         why = apart(config, device.behind) if config.reroute != "off" else "off"
@@ -133,7 +142,7 @@ class RankContext:
             workers,
             emulation.links,
             failure_log,
-            Watchdog(worker, workers, failure_log, len(replicas)),
+            Watchdog(worker, workers, failure_log, len(replicas), late),
             guard,
             emulation.probe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),

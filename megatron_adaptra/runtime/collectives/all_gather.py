@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.errors import PeerLost, reason_of
+from megatron_adaptra.errors import AdaptraError, PeerLost, reason_of
 
 _HEAD = struct.Struct("<qq")  # number of the all-gather, payload bytes; negative: text of an error
 _ERROR_BYTES = 256  # at most, of such a text
@@ -38,6 +38,7 @@ class AllGather(ABC):
     """
 
     me: int
+    _in_flight = False
 
     def run(self, payload: torch.Tensor) -> list[torch.Tensor]:
         """Gather `payload` (flat, uint8, on the CPU) of all members; returned by member."""
@@ -48,12 +49,19 @@ class AllGather(ABC):
     def start(self, payload: torch.Tensor) -> None:
         """Send this member's `payload`, and return without waiting for any other member.
 
-        At most one all-gather is in flight: `wait` comes before the next `start`.
+        At most one all-gather is in flight: `wait` comes before the next `start`, which raises
+        AdaptraError otherwise.
         """
 
     @abstractmethod
     def wait(self) -> list[torch.Tensor]:
         """Wait for the payloads of all members; returned by member, this one's included."""
+
+    def _leave(self) -> None:
+        """The beginning of `start`. `wait` clears `_in_flight`."""
+        if self._in_flight:
+            raise AdaptraError("an all-gather starts while the one before it is still in flight")
+        self._in_flight = True
 
     @abstractmethod
     def close(self) -> None:
@@ -102,7 +110,12 @@ class FlatAllGather(AllGather):
                 self._post(peer, torch.empty(size, dtype=torch.uint8), number)
 
     def start(self, payload: torch.Tensor) -> None:
-        """As for AllGather; `payload` must not change until the next `start`."""
+        """As for AllGather; `payload` must not change until the next `start`.
+
+        Without sources there is nothing to wait for, and so nothing in flight.
+        """
+        if self._sources:
+            self._leave()
         frame, sends = self._outgoing[self._next_start % len(self._outgoing)]
         before = self._next_start - len(self._outgoing)  # it has used this frame
         for peer, send in sends:
@@ -125,6 +138,7 @@ class FlatAllGather(AllGather):
         """As for AllGather. Raises PeerLost for a missing payload, or an error in its place."""
         number = self._next_wait
         self._next_wait += 1
+        self._in_flight = False
         values = [self._payload] * len(self._names)
         for peer in self._sources:
             buffer, work = self._posted[peer].popleft()

@@ -70,7 +70,9 @@ class SmallCollective:
         self._start_seconds = 0.0
         self._all_gather: AllGather | None = None  # None until the self-test has passed
         self._reduce: _Reduce = lambda values: values[source]
-        self._in_flight: tuple[AllGather, torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]]
+        # The tensor that gets the result of the one that was started, and what was sent for it.
+        self._in_flight: tuple[torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]] | None
+        self._in_flight = None
         self._native_costs: deque[float] = deque(maxlen=MEASURED)
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
@@ -90,6 +92,11 @@ class SmallCollective:
         costs = self._native_costs, self._direct_costs
         native, direct = (seconds[-1] if seconds else -1.0 for seconds in costs)
         return native, direct
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it was started, and `wait` is still to come."""
+        return self._in_flight is not None
 
     @property
     def tested(self) -> bool:
@@ -135,6 +142,8 @@ class SmallCollective:
     def start(self, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()) -> bool:
         """Begin what `native(tensor)` does, and return without waiting; `wait` ends it.
 
+        Not while it is in flight.
+
         `prefetch`: operations to come with their values, which are sent along. False if there is
         nothing to wait for: the backend has done it all.
         """
@@ -156,7 +165,7 @@ class SmallCollective:
             bytearray(COSTS.pack(self.native_cost, self.direct_cost)), dtype=torch.uint8
         )
         self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
-        self._in_flight = self._all_gather, tensor, sent
+        self._in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
         return True
 
@@ -165,9 +174,11 @@ class SmallCollective:
 
         Raises PeerLost as AllGather does.
         """
-        all_gather, tensor, sent = self._in_flight
+        assert self._all_gather is not None
+        assert self._in_flight is not None
+        (tensor, sent), self._in_flight = self._in_flight, None
         began = time.perf_counter()
-        payloads = all_gather.wait()
+        payloads = self._all_gather.wait()
         self._choose([COSTS.unpack(bytes(p[-COSTS.size :].tolist())) for p in payloads])
         at = 0
         for other, value in sent:

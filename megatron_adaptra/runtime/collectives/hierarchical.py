@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
@@ -23,8 +24,6 @@ from megatron_adaptra.transport.descriptors import DEVICE, make_room
 from megatron_adaptra.transport.wire import Connect
 
 _SIZE = 8  # bytes that say how many a payload has
-# Shares of the timeout: a member that waits for a leader learns whom that has waited for.
-_UP, _ACROSS = 0.5, 0.75
 
 
 class Links:
@@ -38,7 +37,7 @@ class Links:
         me: this member's number.
         stages: the stage of each member, by number.
         names: of the members, by number, for errors.
-        timeout: seconds that an all-gather waits for a member; connecting has a limit of its own.
+        timeout: seconds that an all-gather waits for a member at least.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class HierarchicalAllGather(AllGather):
             leader to them, and, on a leader alone, between all leaders.
         names: of all members, by number, for errors.
         nbytes: of one member's longest payload.
-        timeout: seconds that a member waits for the result. A leader waits half of that for each of
-            its members, and three quarters for each other leader, so that the members of a leader
-            that gives up get its error, which names the missing member, before they give up.
+        timeout: seconds that a leader waits for each of its members. It waits `waits.CHAIN` longer
+            for each other leader, and a member twice that for the result, so that those who wait
+            for one that gives up get its error, which names the missing member, before they do.
         channel: keeps several all-gathers over the same groups apart.
 
     A leader's part is done by a thread from `start` on, for others may wait before it does: nobody
@@ -145,13 +144,16 @@ class HierarchicalAllGather(AllGather):
             up_ends, down_ends = (nobody, rest), (rest, nobody)
             leaders, most = [names[part[0]] for part in parts], max(map(len, parts))
             self._across = FlatAllGather(
-                across[0], leaders, each * most, _ACROSS * timeout, channel
+                across[0], leaders, each * most, timeout + waits.CHAIN, channel
             )
-        self._up = FlatAllGather(up, ours, nbytes, _UP * timeout, channel, *up_ends)
-        self._down = FlatAllGather(down, ours, each * len(names), timeout, channel, *down_ends)
+        self._up = FlatAllGather(up, ours, nbytes, timeout, channel, *up_ends)
+        self._down = FlatAllGather(
+            down, ours, each * len(names), timeout + 2 * waits.CHAIN, channel, *down_ends
+        )
 
     def start(self, payload: torch.Tensor) -> None:
         """As for AllGather; `payload` must not change until `wait` returns."""
+        self._leave()
         if not self._leads:
             self._up.start(payload)
             return
@@ -171,6 +173,7 @@ class HierarchicalAllGather(AllGather):
 
     def wait(self) -> list[torch.Tensor]:
         """As for AllGather; the missing member is named on all others."""
+        self._in_flight = False
         everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
         at = 0

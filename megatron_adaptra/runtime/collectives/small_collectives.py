@@ -52,8 +52,7 @@ class SmallCollectives:
         mode: "on"; "auto" for the faster path, measured; "fixed": on, with an order of sums of our
             own where the backend's is not found.
         timeout: seconds that one call waits for each other member to send its value, or to take
-            this rank's; then PeerLost names that member. The first call of a group also connects
-            it, within the time limit of `wire`.
+            this rank's, or, in the first call of a group, to connect; then PeerLost names it.
         watchdog: adds to a PeerLost what this rank was doing.
         say: logs one sentence.
         wire: makes the connections of a group, when its first call comes.
@@ -88,6 +87,9 @@ class SmallCollectives:
         # While False all goes to torch; the same on all ranks. On a device it is watched then: what
         # it takes is known when it is needed.
         self.active = True
+        # While False all goes to torch, unwatched: a save or an evaluation may take long, and is as
+        # stock does it. The same on all ranks at each call.
+        self.in_step = True
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -260,6 +262,8 @@ class SmallCollectives:
     def _run(
         self, one: SmallCollective, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()
     ) -> None:
+        if one.in_flight:  # it was deferred, and nothing has come since that ends it
+            self.wait_pending()
         start = time.monotonic()
         started = one.start(tensor, native, prefetch)
         answers = (hook(one, tensor) for hook in self.defer_hooks) if started else ()
@@ -284,7 +288,8 @@ class SmallCollectives:
 
     def _leave(self, tensor: torch.Tensor, group: Any, call: Callable[[], Any]) -> Any:
         """Leave an all-reduce to the backend for good; on a device, see what it takes there."""
-        between = self._clock.behind and self._by_training and self.members(group)
+        watched = self.in_step and self._clock.behind and self._by_training
+        between = watched and self.members(group)
         if not between:
             return call()
         start, returned = time.monotonic(), []
@@ -315,7 +320,8 @@ class SmallCollectives:
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
         """What serves this call if it crosses stages and is small enough."""
-        if not ((self.active or self._clock.behind) and self._by_training):
+        served = self.in_step and (self.active or self._clock.behind)
+        if not (served and self._by_training):
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
@@ -368,7 +374,8 @@ class SmallCollectives:
 
             def connect(name: str, some: Sequence[int]) -> Any:
                 ranks = [members[number] for number in some]
-                return self._wire.group(f"{self._job}/small_collectives/{key}/{name}", ranks)
+                group = f"{self._job}/small_collectives/{key}/{name}"
+                return self._wire.group(group, ranks, self._timeout)
 
             self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)

@@ -102,14 +102,16 @@ class EngineWire(Wire):
         # Of many ranks the first one is connected with all: a large plan is not worth their rails.
         return EngineTransport(self._endpoint, name, ends, rails=False)
 
-    def mesh(self, name: str, ranks: Sequence[int]) -> EngineTransport:
-        """As for Wire."""
-        ends = self._connect(ranks, range(len(ranks)), "member")
+    def mesh(
+        self, name: str, ranks: Sequence[int], timeout: float | None = None
+    ) -> EngineTransport:
+        """As for Wire; `timeout`: seconds to connect, `waits.START` if None."""
+        ends = self._connect(ranks, range(len(ranks)), "member", timeout)
         return EngineTransport(self._endpoint, name, ends)
 
-    def group(self, name: str, ranks: Sequence[int]) -> EngineGroup:
-        """As for Wire."""
-        return EngineGroup(self.mesh(name, ranks), ranks.index(self._me))
+    def group(self, name: str, ranks: Sequence[int], timeout: float) -> EngineGroup:
+        """As for Wire, within `timeout` seconds for all of them together."""
+        return EngineGroup(self.mesh(name, ranks, timeout), ranks.index(self._me))
 
     def through(self, rank: int) -> str:
         """As for Wire."""

@@ -1,0 +1,56 @@
+"""A rank that is late for what Megatron waits for: no wait of ours ends before Megatron's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+from running import zygote
+from trainings import EVALUATION, HALF, SCRIPT, needs_training, words_of
+
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
+
+LATE = str(SCRIPT.with_name("late_rank_pretrain.py"))
+FLAGS = (*HALF, *EVALUATION, "--save-interval", "5", "--iterations-to-skip", "8", "9")
+PLACES = "forward:1,norm:2,forward:3,norm:4,log:4,save:5,evaluation:5,norm:7,skip:7,log:11"
+SHORT = ("--adaptra-timeout", "1")
+
+
+def late(
+    folder: Path, seconds: float, timeout: float, places: str, *flags: str
+) -> tuple[int, list[str]]:
+    """The status of a training in which rank 3 is late, and what each rank has printed."""
+    save = ("--save", str(folder / "saved"))
+    words = words_of(folder, 4, *FLAGS, *save, "--adaptra", *flags, iterations=11)
+    given = [LATE, "3", str(seconds), str(timeout), places]
+    done = zygote(True).run(folder, [*given, *words], ranks=4)
+    return done.status, list(done.texts)
+
+
+@pytest.mark.parametrize(
+    ("transport", "collectives"),
+    [("gloo", "on"), ("engine", "on"), ("gloo", "auto"), ("engine", "auto")],
+)
+def test_a_rank_that_is_later_than_a_shorter_limit_of_ours_is_awaited(
+    transport: str, collectives: str, tmp_path: Path
+) -> None:
+    flags = ("--adaptra-transport", transport, "--adaptra-small-collectives", collectives)
+    status, texts = late(tmp_path, 3, PATIENCE, PLACES, *SHORT, *flags)
+    assert status == 0, "\n".join(texts)[-4000:]
+    assert texts[3].count("late for") == len(PLACES.split(","))
+    # Who waited for a message of it has printed that.
+    assert "from stage 1 (rank 3); training goes on if it comes within" in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("transport", "place"), [("engine", "norm:4"), ("gloo", "forward:3"), ("gloo", "norm:4")]
+)
+def test_a_rank_that_is_later_than_megatrons_limit_is_named(
+    transport: str, place: str, tmp_path: Path
+) -> None:
+    flags = ("--adaptra-transport", transport, "--adaptra-small-collectives", "on")
+    status, texts = late(tmp_path, PATIENCE, 20, place, *flags)
+    assert status != 0
+    printed = [line for text in texts[:3] for line in text.splitlines() if "adaptra: " in line]
+    assert any("stage 1 (rank 3)" in line for line in printed), "\n".join(texts)[-4000:]
