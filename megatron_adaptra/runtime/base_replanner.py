@@ -15,8 +15,9 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.change import AnyConditions, Change, K, P
 from megatron_adaptra.runtime.decisions import why_undone
+from megatron_adaptra.runtime.plan_trials import Trials
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.trial import Outcome, Trials
+from megatron_adaptra.runtime.trial import Outcome
 from megatron_adaptra.telemetry.detect import DelayChart
 from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
@@ -221,7 +222,8 @@ class BaseReplanner(ABC, Generic[P, K]):
         )
         back = self._way_back(current, plan, plan.schedule.same_as(self._start))
         why = why_undone(outcome.after, outcome.before, back)
-        return Change(why, plan, current, c, trial=False, undoes=change)
+        again = self._trials.until(change.plan.schedule)
+        return Change(why, plan, current, c, trial=False, undoes=change, again=again)
 
     def _for_memory(self) -> Change[P, K] | None:
         """What workers may hold has become known in microbatches: keep to it."""

@@ -34,6 +34,7 @@ class Change(Generic[P, K]):
         retry: these have to be planned for again if it does not come into force.
         trial: if iterations turn out slower, the plan before comes back.
         undoes: the change that has made them slower.
+        again: the iteration from which on that is tried again; None where it undoes none.
         tries: workers that get a microbatch to show what they take.
     """
 
@@ -47,6 +48,7 @@ class Change(Generic[P, K]):
     retry: bool = False
     trial: bool = True
     undoes: Change[P, K] | None = None
+    again: int | None = None
     tries: tuple[int, ...] = ()
 
 

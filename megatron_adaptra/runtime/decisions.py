@@ -27,6 +27,7 @@ from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.runtime.record import RunRecord
+from megatron_adaptra.runtime.trial import in_words
 
 VERSION = 1
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
@@ -97,6 +98,7 @@ class Decision:
         stock: what unchanged Megatron would do under the same conditions.
         lower_bound_ms: no plan takes less under the same conditions.
         planning_ms: what planning took.
+        again: where it undoes a plan, the iteration from which on that is tried again; else None.
         digest, plan: of the new schedule, and its text form.
         conditions: it was made for; see `Conditions.to_json`, and of several replicas
             `ReplicaConditions.to_json`.
@@ -123,6 +125,7 @@ class Decision:
     digest: str
     plan: str
     conditions: dict[str, Any]
+    again: int | None = None
     committed: bool = False
     refreshed_ms: float | None = None
     measured_ms: float | None = None
@@ -223,7 +226,7 @@ def sentence(decision: Decision) -> str:
     return (  # Megatron's log counts from one
         f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
         f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
-        f"{_ends(decision.links)}"
+        f"{_ends(decision.links)}{in_words(decision.again)}"
     )
 
 

@@ -165,6 +165,7 @@ class PlanningThread(VotedThread[StageReport], Generic[P, K]):
             digest=plan.schedule.digest(),
             plan=plan.schedule.text(),
             conditions=change.conditions.to_json(),
+            again=change.again,
         )
         self._pending = proposal, decision, change
         self.log.add(decision)

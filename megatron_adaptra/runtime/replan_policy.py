@@ -8,9 +8,9 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.runtime.trial import Outcome, clearly_longer
 
 AnyPlan = Plan | ReplicaPlan
-NOISE = 0.05  # share by which the medians of iterations may differ, whatever the plan
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,13 @@ class ReplanPolicy:
         """
         return start.predicted <= current.predicted * (1 + self.min_gain / 2)
 
-    def slower(self, before: float, after: float, expected: float) -> bool:
+    def slower(self, outcome: Outcome, expected: float) -> bool:
         """Whether a change of plan has clearly made iterations slower.
 
         Args:
-            before, after: measured seconds of an iteration.
-            expected: what `after` was to be. Back to the first plan it may be more than before,
-                since that frees memory; then it has to be clearly more than expected, too.
+            outcome: measured seconds of an iteration.
+            expected: what they were to be after it. Back to the first plan that may be more than
+                before, since memory is freed; then it has to be clearly more than that, too.
         """
-        return after > max(before * (1 + NOISE), expected + self.min_gain * before)
+        most = expected + self.min_gain * outcome.before
+        return clearly_longer(outcome) and outcome.after > most

@@ -170,7 +170,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         self.to_probe = []
         tried, self._tried = self._tried, None
         if change.workers:  # who is slow is not as it was
-            self._tries.passed()
+            self._tries.forget()
         elif tried is not None:
             self._tries.failed(iteration)
         if change.tries:
@@ -249,7 +249,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
                 self._declined = self._iteration, paths, workers
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
-            self._not_before = self._iteration + FIRST_BLOCK
+            self._not_before = self._trials.until(plan.schedule)
             return None
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration

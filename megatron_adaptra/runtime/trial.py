@@ -1,200 +1,170 @@
-"""What came of a change of plan: measured iterations after it, compared with those before."""
+"""Whether a change has made iterations longer, and when it is tried again if it has.
+
+Every remedy that judges itself by measured time does so here: plans of pipelines and routes, shares
+of microbatches, reductions. Iterations with a change are compared with those before it, and each of
+these with a *control*: seconds of the same iteration that the change cannot make longer. What makes
+the control longer, too, is no fault of the change.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from statistics import median, median_low
-from typing import Generic, NamedTuple
-
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.change import Change, K, P
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.telemetry.report import StageReport
+from typing import Generic, NamedTuple, TypeVar
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
-LONGER = 8  # iterations for which that is tried again where stages took longer for a moment
-STEADY = 0.1  # stages that take longer by a larger share explain slower iterations
-FIRST_BLOCK, LONGEST_BLOCK = 50, 6400  # iterations
+LONGER = 8  # iterations for which that is tried again where they differ by chance, perhaps
+LONGEST = 100  # iterations after a change in which its control has to be as it was, to judge it
+STEADY = 0.1  # a control that takes longer by a larger share explains longer iterations
+NOISE = 0.05  # share by which the medians of iterations may differ, whatever has changed
+FIRST_BLOCK, LONGEST_BLOCK = 50, 800  # iterations
+
+T = TypeVar("T")
 
 
 class Measured(NamedTuple):
-    """An iteration: the `seconds` of all of it, and of one microbatch on the slowest stage."""
+    """An iteration: the `seconds` of what is judged, and of its control; None: there is none."""
 
     seconds: float
-    microbatch: float
+    control: float | None
 
 
 class Outcome(NamedTuple):
-    """Median seconds of an iteration, before and after a change of plan."""
+    """Median seconds before and after a change."""
 
     before: float
     after: float
 
 
 class Compared(NamedTuple):
-    """Iterations before and after a change of plan.
+    """Iterations before and after a change.
 
     `typical`: their medians. `nearest`: the longest one before it, and the shortest one after it as
-    that would have been if stages took no longer than before.
+    that would have been if its control took no longer than before.
     """
 
     typical: Outcome
     nearest: Outcome
 
 
-class History:
-    """What the last iterations have taken."""
+class History(Generic[T]):
+    """What is known of the last iterations, by number."""
 
     def __init__(self) -> None:
-        self._measured: deque[tuple[int, Measured]] = deque(maxlen=BEFORE + 1 + AFTER + LONGER)
-        self._last: tuple[int, float] | None = None  # observed: its number, and its `microbatch`
+        self._known: deque[tuple[int, T]] = deque(maxlen=BEFORE + 1 + AFTER + LONGEST)
 
-    def add(self, iteration: int, reports: Collection[StageReport], seconds: float | None) -> None:
-        """Take all `reports` of `iteration`; `seconds`: of the one before, None if not known."""
-        last = self._last
-        if seconds is not None and last is not None and last[0] == iteration - 1:
-            self._measured.append((iteration - 1, Measured(seconds, last[1])))
-        self._last = iteration, _microbatch_seconds(reports)
+    def add(self, iteration: int, known: T) -> None:
+        """Take what is `known` of an `iteration`, after all before it."""
+        self._known.append((iteration, known))
 
-    def compare(self, since: int) -> Compared | None:
-        """The last iterations and those before `since`, the first one on a new plan.
-
-        None where an iteration is not known, or the stages themselves have become slower.
-        """
-        old = [m for i, m in self._measured if since - BEFORE <= i < since]
-        new = [m for i, m in self._measured if since < i][-AFTER:]
-        if len(old) < BEFORE or len(new) < AFTER:
-            return None
-        was, now = (median(m.microbatch for m in row) for row in (old, new))
-        if now > (1 + STEADY) * was:
-            return None
-        longer = now / was if was else 1.0
-        before, after = [m.seconds for m in old], [m.seconds for m in new]
-        return Compared(
-            # The second of four: one or two that something else has held up do not decide.
-            Outcome(median(before), median_low(after)),
-            Outcome(max(before), min(after) / max(1.0, longer)),
-        )
+    def around(self, since: int) -> tuple[list[T], list[T]]:
+        """Those just before iteration `since`, and the last ones after it."""
+        before = [known for i, known in self._known if since - BEFORE <= i < since]
+        return before, [known for i, known in self._known if since < i][-AFTER:]
 
 
-def _microbatch_seconds(reports: Collection[StageReport]) -> float:
-    """What the ops of one microbatch took on the slowest stage, by the wall clock.
+def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) -> Compared | None:
+    """Iterations `before` a change with those `after` it.
 
-    On crowded cores that grows with what else runs there, which is no fault of a plan.
+    None where there are too few of them, or the control itself has got longer by more than STEADY.
     """
-    walls = [report.wall for report in reports]
-    return max(
-        wall.get("F", 0.0) + (wall.get("B") or wall.get("I", 0.0) + wall.get("W", 0.0))
-        for wall in walls
+    if len(before) < BEFORE or len(after) < AFTER:
+        return None
+    longer = _longer([m.control for m in before], [m.control for m in after])
+    if longer > 1 + STEADY:
+        return None
+    old, new = ([m.seconds for m in row] for row in (before, after))
+    return Compared(
+        # The second of four: one or two that something else has held up do not decide.
+        Outcome(median(old), median_low(new)),
+        Outcome(max(old), min(new) / max(1.0, longer)),
     )
+
+
+def _longer(before: Sequence[float | None], after: Sequence[float | None]) -> float:
+    """How many times as long a control takes as before; 1 where there is none."""
+    was, now = ([seconds for seconds in row if seconds] for row in (before, after))
+    return median(now) / median(was) if was and now else 1.0
+
+
+def clearly_longer(outcome: Outcome) -> bool:
+    """Whether iterations take longer after a change, by more than they may differ by chance."""
+    return outcome.after > outcome.before * (1 + NOISE)
 
 
 class Backoff:
     """For how long a kind of change that has failed is not tried again; twice as long each time.
 
+    One that has not failed again for as long begins with the shortest pause.
+
     Args:
         longest: iterations.
+
+    `until`: the iteration from which on it may be tried.
     """
 
     def __init__(self, longest: int = LONGEST_BLOCK) -> None:
-        self._length, self._until, self._longest = FIRST_BLOCK, 0, longest
+        self.until = 0
+        self._length, self._longest = 0, longest
 
     def failed(self, iteration: int) -> None:
-        """The change has made iterations slower, as is known in `iteration`."""
-        self._until = iteration + self._length
-        self._length = min(2 * self._length, self._longest)
+        """The change has made iterations longer, as is known in `iteration`."""
+        if iteration >= self.until + self._length:
+            self._length = FIRST_BLOCK
+        else:
+            self._length = min(2 * self._length, self._longest)
+        self.until = iteration + self._length
 
-    def passed(self) -> None:
-        """It has not."""
-        self._length = FIRST_BLOCK
+    def forget(self) -> None:
+        """What has failed is not as it was: the next pause is the shortest."""
+        self._length = 0
 
     def blocks(self, iteration: int) -> bool:
         """Whether it is not to be tried in `iteration`."""
-        return iteration < self._until
+        return iteration < self.until
 
 
-class Trials(Generic[P, K]):
-    """Which change has made iterations slower, and which kind of plan is not tried for now.
+class Trial:
+    """A change in force, until measured iterations have shown whether it makes them longer.
 
     Args:
-        start: the schedule to come back to; changes to it and from it are kinds of their own.
-        rule: which says what is slower.
+        since: the first iteration with it, which does not count.
+        backoff: of this kind of change.
+        slower: whether an outcome is clearly one that makes iterations longer.
 
-    `since`: the first iteration of the plan in force. `slower`: the change that is to be undone,
-    and what was measured.
+    `over`: nothing more is to be judged. `failed`: what was measured of a change that is to be
+    undone; None else.
     """
 
-    def __init__(self, start: Schedule, rule: ReplanPolicy) -> None:
-        self.start, self.since = start, 0
-        self.slower: tuple[Change[P, K], Outcome] | None = None
-        self._rule, self._history = rule, History()
-        self._trial: Change[P, K] | None = None  # in force, not yet compared with what was before
-        self._to_start, self._from_start = Backoff(), Backoff()
-
-    def observe(
-        self, iteration: int, reports: Collection[StageReport], seconds: float | None, changed: bool
+    def __init__(
+        self, since: int, backoff: Backoff, slower: Callable[[Outcome], bool] = clearly_longer
     ) -> None:
-        """Compare the iterations on a new plan with those before, once there are enough.
+        self.since, self.backoff, self.over = since, backoff, False
+        self.failed: Outcome | None = None
+        self._slower, self._left = slower, LONGER
 
-        Args:
-            iteration: its number.
-            reports: of all workers.
-            seconds: of the iteration before; None if not known.
-            changed: something is other than before, so that a comparison shows nothing of the plan.
-        """
-        self._history.add(iteration, reports, seconds)
-        change = self._trial
-        if change is None or iteration < self.since:
+    def judge(self, iteration: int, before: Sequence[Measured], after: Sequence[Measured]) -> None:
+        """Compare iterations, as is known in this `iteration`: see `compare_iterations`."""
+        if self.over:
             return
-        if changed or iteration > self.since + AFTER + LONGER:
-            self._trial = None
-        compared = None if changed else self._history.compare(self.since)
+        compared = compare_iterations(before, after)
         if compared is None:
-            return
-        backoff = self._backoff(change.plan.schedule)
-        if not self._is_slower(change, compared.typical):
-            self._trial = None
-            backoff.passed()
-        elif self._is_slower(change, compared.nearest):
-            self._trial = None
-            self.slower = change, compared.typical
-            backoff.failed(iteration)
-        # Else they differ by as much as they have become longer: the next ones may show why.
+            self.over = iteration > self.since + LONGEST
+        elif not self._slower(compared.typical):
+            self.over = True
+        elif self._slower(compared.nearest):
+            self.over, self.failed = True, compared.typical
+            self.backoff.failed(iteration)
+        else:  # they differ by as much as they have got longer: the next ones may show why
+            self.over, self._left = not self._left, self._left - 1
 
-    def _is_slower(self, change: Change[P, K], outcome: Outcome) -> bool:
-        expected = outcome.before + change.plan.predicted - change.current.predicted
-        return self._rule.slower(outcome.before, outcome.after, expected)
 
-    def swapped(self, change: Change[P, K], iteration: int) -> None:
-        """`change` is in force from `iteration` on."""
-        self.since = iteration
-        self._trial, self.slower = change if change.trial else None, None
+def in_words(again: int | None, counted: str = "iteration") -> str:
+    """What a sentence on a change says of when the one that it takes back is tried again.
 
-    def blocks(self, schedule: Schedule, iteration: int) -> bool:
-        """Whether a `schedule` is of a kind that has turned out slower before this `iteration`."""
-        return self._backoff(schedule).blocks(iteration)
-
-    def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
-        """Whether no other kind of plan may follow a `schedule` in this `iteration`."""
-        at_start = schedule.same_as(self.start)
-        return (self._from_start if at_start else self._to_start).blocks(iteration)
-
-    def blocks_any(self, iteration: int) -> bool:
-        """Whether some kind of plan is not to be tried in this `iteration`."""
-        return self._to_start.blocks(iteration) or self._from_start.blocks(iteration)
-
-    def postpones(self, in_force: Schedule, iteration: int, every: int) -> bool:
-        """Whether what has changed is to wait while a kind of plan is blocked in this `iteration`.
-
-        New changes wait, too: what has failed is the model's prediction, and the next plan would be
-        made by the same model. What flaps would bring in, each time, a plan that loses. With a plan
-        `in_force` that is not the start, one of `every` iterations does not wait.
-        """
-        if not self.blocks_any(iteration):
-            return False
-        only = in_force.same_as(self.start) and self._from_start.blocks(iteration)
-        return only or iteration % every != 0
-
-    def _backoff(self, schedule: Schedule) -> Backoff:
-        return self._to_start if schedule.same_as(self.start) else self._from_start
+    Args:
+        again: the first iteration in which it may be; None where nothing is taken back.
+        counted: what is counted, from one for people.
+    """
+    return "" if again is None else f"; tried again from {counted} {again + 1} on"

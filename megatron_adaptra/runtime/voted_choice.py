@@ -9,11 +9,12 @@ from typing import Generic, TypeVar
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.trial import Backoff, Trial
 from megatron_adaptra.runtime.voted_log import D, VotedLog
 from megatron_adaptra.runtime.voted_thread import Vote, VotedThread
 
 RECENT = 64  # iterations whose reports may still come
-PAUSE = 32  # iterations without a choice after one that was slower; then twice as many
+_RETRIED = ": tried again"
 
 
 R = TypeVar("R")
@@ -34,7 +35,10 @@ class VotedChoice(VotedThread[R], Generic[R, D]):
         self.log, self.announce = log, announce
         self.seen = -1
         self._pending: tuple[Proposal, D] | None = None
-        self._pause, self._not_before = PAUSE, 0
+        self._backoff = Backoff()
+        self._trial: Trial | None = None  # of what is in force
+        # From which iteration on to choose again although nothing has changed; why, in words.
+        self._again: tuple[int, str] | None = None
 
     def close(self) -> None:
         """As for VotedThread; log the last outcome."""
@@ -58,9 +62,9 @@ class VotedChoice(VotedThread[R], Generic[R, D]):
         """Whether something chosen after the reports of `iteration` may come into force."""
         return self._pending is None and self._vote.can_propose(iteration)
 
-    def _wait_after(self, iteration: int) -> None:
-        """What was in force was slower: choose nothing for a while, each time for twice as long."""
-        self._not_before, self._pause = iteration + self._pause, 2 * self._pause
+    def _due(self, iteration: int) -> bool:
+        """Whether it is time in `iteration` to choose again although nothing has changed."""
+        return self._again is not None and iteration >= self._again[0]
 
     def _put_to_vote(self, iteration: int, bundle: Bundle, decide: Callable[[int], D]) -> None:
         """Propose a `bundle` after the reports of `iteration`, if that can be now.
@@ -79,8 +83,12 @@ class VotedChoice(VotedThread[R], Generic[R, D]):
         if closing is None or closing[0] is not proposal:
             return
         decision, committed = closing[1], bool(proposal.committed)
+        before = self.log.last
         self.log.close_vote(decision, committed)
         if committed:
+            self._trial = self._again = None
+            if decision.again is not None and before is not None:
+                self._again = decision.again, before.why.removesuffix(_RETRIED) + _RETRIED
             self._switched(decision)
             if self.announce:
                 log_line(self._sentence(decision))

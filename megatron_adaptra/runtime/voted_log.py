@@ -28,6 +28,8 @@ class VotedDecision:
         detected: the one whose reports have led to it.
         why: what has changed, in words.
         planning_ms: what choosing took.
+        again: where it takes back what was slower, the iteration from which on that is tried again;
+            else None.
         committed: all ranks run it.
         samples: what iterations have taken with it, but the first one.
     """
@@ -37,6 +39,7 @@ class VotedDecision:
     detected: int
     why: str
     planning_ms: float
+    again: int | None = None
     committed: bool = False
     samples: list[float] = field(default_factory=list, repr=False)
 

@@ -84,7 +84,7 @@ class ReplicaSpeeds:
                 raise BadInput("replica", replica, f"0 to {self.replicas - 1}")
         rows = {r: row for r, row in samples.items() if _LEAST < row[0] < _MOST and row[1] >= 1}
         self._outside.update(rows)
-        each = {r: self._microbatch(*row) for r, row in rows.items()}
+        each = {r: self.microbatch(*row) for r, row in rows.items()}
         for replica, seconds in each.items():
             self._lines[replica].add(seconds)
             self._measured.add(replica)
@@ -103,7 +103,8 @@ class ReplicaSpeeds:
             self._workers.accept()  # also of what is too little to be slow
         return self._changed()
 
-    def _microbatch(self, seconds: float, count: int) -> float:
+    def microbatch(self, seconds: float, count: int) -> float:
+        """Seconds of one microbatch of a replica that ran `count` of them in `seconds`."""
         outside = min(self._outside.seconds, MOST_OUTSIDE * seconds)
         return (seconds - outside) / (count + self._fill)
 

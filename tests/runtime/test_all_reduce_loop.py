@@ -19,7 +19,7 @@ from megatron_adaptra.runtime.all_reduce.decisions import ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import FEWEST, LOOK, WARM, AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.voted_choice import PAUSE
+from megatron_adaptra.runtime.trial import FIRST_BLOCK
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 SOON = 10  # iterations in which a late rank is found
@@ -180,12 +180,34 @@ def test_a_plan_that_is_slower_than_native_goes_back_and_waits(tmp_path: Path) -
     assert not all(one.native for one in ran)
     assert ran[-1].native
     # Its lateness changes: nothing is tried for a while.
-    assert all(one.native for one in group.train(PAUSE - SOON, {2: 2 * BUFFER}, factor=2.0))
+    assert all(one.native for one in group.train(FIRST_BLOCK - SOON, {2: 2 * BUFFER}, factor=2.0))
     tried = group.train(3 * SOON, {2: 3 * BUFFER}, factor=1.0)
     assert not tried[-1].native
     group.close()
     reasons = [line["why"] for line in lines(tmp_path / "decisions.jsonl") if "why" in line]
     assert [("after the last arrival, native" in why) for why in reasons] == [False, True, False]
+
+
+@pytest.mark.parametrize("computes", [1.0, 1.35])
+@pytest.mark.parametrize("iterations", [6, 20, 60])
+def test_reductions_that_all_take_longer_for_a_while_do_not_undo_a_plan_for_good(
+    iterations: int, computes: float, tmp_path: Path
+) -> None:
+    """It is kept, where all that ranks do takes longer, and else tried again."""
+    group, late = VotedGroup(4, tmp_path / "decisions.jsonl"), {2: BUFFER}
+    group.train(12)
+    while group.train(1, late)[-1].native:
+        assert len(group.ran) < 12 + SOON
+    ran = group.train(iterations, late, longer=2.0, computes=computes)
+    ran += group.train(2 * FIRST_BLOCK, late)
+    group.close()
+    assert not any(one.native for one in ran[-FIRST_BLOCK // 2 :])
+    found = [one for one in lines(tmp_path / "decisions.jsonl") if one["kind"] == "all-reduce"]
+    assert len(found) == (3 if computes == 1 else 1)
+    if computes == 1:
+        there, back, again = found
+        assert again["detected"] in (back["again"], back["again"] + FIRST_BLOCK)
+        assert again["why"] == f"{there['why']}: tried again"
 
 
 def test_a_rank_that_reports_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ What ranks measure is simulated (voted_job.py).
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 from runtime.voted_job import MICROBATCH, STEP, VotedJob
+from seeding import new_seed
 
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
@@ -21,7 +23,7 @@ from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.sync.ladder import cheaper_remedies
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
-from megatron_adaptra.runtime.voted_choice import PAUSE
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.telemetry.host_use import HostUse
 
 SOON = 10  # iterations in which a slow replica is found, and one that is fast again
@@ -188,25 +190,79 @@ def test_counts_that_are_slower_than_before_go_back_and_wait(tmp_path: Path) -> 
     assert (9, 9, 9, 5) in ran
     assert ran[-1] == FULL
     # Another one is slow: nothing is tried for a while, ...
-    assert set(job.train(PAUSE - SOON, {2: 2.0}, away=0.5)) == {FULL}
+    assert set(job.train(FIRST_BLOCK - SOON, {2: 2.0}, away=0.5)) == {FULL}
     assert job.train(2 * SOON, {2: 2.0})[-1] == (9, 9, 5, 9)  # ... and then it is
     job.close()
     reasons = [one["why"] for one in read_log(tmp_path / "decisions.jsonl")]
     assert ["iterations take" in why for why in reasons] == [False, True, False]
 
 
-def test_the_pause_doubles(tmp_path: Path) -> None:
-    job = VotedJob(4, tmp_path / "decisions.jsonl")
+def test_counts_that_never_help_are_tried_again_each_time_after_twice_as_long(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    job = VotedJob(4, log)
     job.train(8)
-    for pause in (PAUSE, 2 * PAUSE):
-        job.train(2 * SOON, {3: 2.0}, away=0.5)
-        undone = len(job.ran)
-        job.train(SOON, {}, away=0.5)
-        ran = job.train(pause + 3 * SOON, {3: 2.0}, away=0.0)
-        job.train(2 * SOON)
-        began = undone + SOON + ran.index((9, 9, 9, 5))
-        assert pause - 2 * SOON < began - undone <= pause + SOON
+    ran = job.train(1500, {3: 2.0}, away=0.5)
     job.close()
+    decisions = [one for one in lines(log) if one["kind"] == "sync"]
+    there, back = decisions[::2], decisions[1::2]
+    assert [one["again"] for one in back[:-1]] == [one["detected"] for one in there[1:]]
+    assert [one["again"] - one["detected"] for one in back] == [
+        min(2**i * FIRST_BLOCK, LONGEST_BLOCK) for i in range(len(back))
+    ]
+    assert sum(one != FULL for one in ran) <= 0.03 * len(ran)
+    slow = "replica 3 takes 2.0 times as long as the others"
+    assert {one["why"] for one in there[1:]} == {f"{slow}: tried again"}
+    text = capfd.readouterr().err
+    assert f"before 1650; tried again from iteration {back[0]['again'] + 1} on" in text
+
+
+EIGHT = (9, 9, 8, 6, 8, 8, 8, 8)  # of eight replicas, one of which takes 1.4 times as long
+
+
+def held_up(job: VotedJob, iterations: int, what: str, factor: float) -> list[tuple[int, ...]]:
+    """Iterations in which all replicas compute for longer, or only wait for longer afterwards."""
+    slow = {3: 1.4}
+    if what == "step":
+        return job.train(iterations, slow, step=STEP + (factor - 1) * 10 * MICROBATCH)
+    return job.train(iterations, {r: factor * slow.get(r, 1.0) for r in range(8)})
+
+
+@pytest.mark.parametrize("longer", [6, 20, 60])
+@pytest.mark.parametrize(("what", "begins"), [("all", 46), ("all", 28), ("step", 46), ("step", 28)])
+def test_a_slowness_of_all_replicas_does_not_undo_counts_for_good(
+    what: str, begins: int, longer: int, tmp_path: Path
+) -> None:
+    """They are kept, where the other replicas show that all are slow, and else tried again."""
+    job = VotedJob(8, tmp_path / "decisions.jsonl")
+    job.train(20)
+    job.train(begins - 20, {3: 1.4})
+    assert job.ran[-1] == EIGHT
+    ran = held_up(job, longer, what, 1.35) + job.train(2 * FIRST_BLOCK, {3: 1.4})
+    job.close()
+    if what == "all" or begins == 46:
+        assert set(ran) == {EIGHT}
+    assert set(ran[-FIRST_BLOCK:]) == {EIGHT}
+
+
+def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_counts_are_off_for_good(
+    tmp_path: Path,
+) -> None:
+    """One replica is slow from time to time, too."""
+    rng, ran = random.Random(new_seed()), list[tuple[int, ...]]()
+    job = VotedJob(8, tmp_path / "decisions.jsonl")
+    job.train(20)
+    while len(job.ran) < 1500:
+        for _ in range(rng.randint(2, 5)):
+            ran += job.train(rng.choice([10, 40, 100]), {3: 1.4})
+            longer, what = rng.choice([6, 20, 60]), rng.choice(["all", "step"])
+            ran += held_up(job, longer, what, rng.uniform(1.1, 2.0))
+        job.train(rng.choice([10, 40, 100]))
+    ran += job.train(2 * FIRST_BLOCK, {3: 1.4})
+    job.close()
+    assert ran[-1] == EIGHT
+    assert sum(one == EIGHT for one in ran) >= 0.7 * len(ran)
 
 
 def test_while_it_waits_a_replica_that_is_fast_again_is_no_exception(tmp_path: Path) -> None:

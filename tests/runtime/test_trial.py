@@ -13,6 +13,7 @@ from telemetry.records import report
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.change import Change
+from megatron_adaptra.runtime.plan_trials import Trials
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import (
     AFTER,
@@ -23,8 +24,10 @@ from megatron_adaptra.runtime.trial import (
     Backoff,
     Compared,
     History,
+    Measured,
     Outcome,
-    Trials,
+    Trial,
+    compare_iterations,
 )
 
 SLOW = dict.fromkeys([(1, 2), (2, 1)], 40 * MS)
@@ -47,6 +50,8 @@ def test_a_plan_that_loses_goes_back_and_is_tried_again_after_a_while() -> None:
     why = job.changes[back[0] - SWAP].why
     assert f"take {lost:.4g} ms, on the plan before {stock:.4g} ms: back to Megatron's own" in why
     assert job.changes[back[0] - SWAP].plan.predicted == pytest.approx(stock / 1e3)
+    again = [job.changes[i - SWAP].again for i in back]
+    assert again[:2] == [i - SWAP for i in there[1:]], "and the decision says when"
     job.train(150, slow={})
     assert len(job.swaps) == 6, "a healed link needs no plan once the block is over"
 
@@ -105,31 +110,37 @@ def test_nothing_is_decided_where_the_stages_have_become_slower() -> None:
     assert job.seconds(job.ran[-1]) > 1.3 * Truth(1 * MS, SLOW).run(job.start).makespan
 
 
-def history(seconds: Sequence[float], missing: Sequence[int] = ()) -> History:
-    out = History()
-    for i, last in enumerate([None, *seconds]):
+def compared(
+    seconds: Sequence[float], since: int, missing: Sequence[int] = (), control: float | None = None
+) -> Compared | None:
+    """Iterations that take so many `seconds`, those after `since` with those before it."""
+    history: History[Measured] = History()
+    for i, one in enumerate(seconds):
         if i not in missing:
-            out.add(i, [report(0, iteration=i, wall={"F": 1.0, "B": 2.0})], last)
-    return out
+            history.add(i, Measured(one, control))
+    return compare_iterations(*history.around(since))
 
 
 def test_the_first_iteration_on_a_plan_and_two_outliers_do_not_count() -> None:
     seconds = [9.0, 1.0, 1.2, 50.0, 2.0, 30.0, 30.0, 2.1]
-    assert history(seconds).compare(3) == Compared(Outcome(1.1, 2.1), Outcome(1.2, 2.0))
-    assert history(seconds[:-1]).compare(3) is None
-    for missing in range(1, 9):
-        assert history(seconds, [missing]).compare(3) is None
+    for control in (None, 3.0):
+        found = compared(seconds, 3, control=control)
+        assert found == Compared(Outcome(1.1, 2.1), Outcome(1.2, 2.0))
+    assert compared(seconds[:-1], 3) is None
+    for missing in (1, 2, 4, 5, 6, 7):
+        assert compared(seconds, 3, [missing]) is None
 
 
-def test_stages_that_take_longer_for_a_moment_put_the_comparison_off() -> None:
-    """The first iterations on the plan are no evidence; the last ones are."""
-    out = History()
-    for i in range(14):
-        long = 2.0 if 5 <= i < 9 else 1.0
-        out.add(i, [report(0, iteration=i, wall={"F": long, "B": long})], 1.0 if i <= 3 else 3.0)
-        if 8 <= i < 12:
-            assert out.compare(3) is None, i
-    assert out.compare(3) == Compared(Outcome(1.0, 3.0), Outcome(1.0, 3.0))
+@pytest.mark.parametrize("longer", [6, 20, 60])
+def test_a_control_that_takes_longer_for_a_while_puts_the_comparison_off(longer: int) -> None:
+    """The first iterations with the change are no evidence; the last ones are."""
+    trial, history = Trial(3, Backoff()), History[Measured]()
+    for i in range(3 + longer + AFTER + 2):
+        assert trial.failed is None or i > 3 + longer + 1, i
+        long = 2.0 if 3 < i <= 3 + longer else 1.0
+        history.add(i, Measured(1.0 if i < 3 else 3.0, long))
+        trial.judge(i, *history.around(3))
+    assert trial.failed == Outcome(1.0, 3.0)
 
 
 def test_iterations_that_only_jitter_are_not_slower() -> None:
@@ -142,10 +153,10 @@ def test_iterations_that_only_jitter_are_not_slower() -> None:
         ]
         for i in range(BEFORE, len(seconds)):
             seconds[i] *= 0.85  # what a plan has to gain
-        compared = history(seconds).compare(BEFORE)
-        assert compared is not None
-        outcome = compared.typical
-        wrong += ReplanPolicy().slower(*outcome, 0.85 * outcome.before)
+        found = compared(seconds, BEFORE)
+        assert found is not None
+        outcome = found.typical
+        wrong += ReplanPolicy().slower(outcome, 0.85 * outcome.before)
     assert wrong <= 20
 
 
@@ -205,19 +216,19 @@ def test_on_a_busy_machine_equal_plans_are_hardly_ever_undone() -> None:
 
 def test_a_plan_back_may_be_as_much_slower_as_it_was_expected_to_be() -> None:
     rule = ReplanPolicy(min_gain=0.15)
-    assert not rule.slower(1.0, 1.2, expected=1.1)
-    assert rule.slower(1.0, 1.3, expected=1.1)
-    assert rule.slower(1.0, 1.06, expected=0.8)
+    assert not rule.slower(Outcome(1.0, 1.2), expected=1.1)
+    assert rule.slower(Outcome(1.0, 1.3), expected=1.1)
+    assert rule.slower(Outcome(1.0, 1.06), expected=0.8)
 
 
-def test_each_failure_blocks_for_twice_as_long_until_one_passes() -> None:
-    backoff, lengths = Backoff(), []
+def test_each_failure_blocks_for_twice_as_long_until_one_is_long_after() -> None:
+    backoff, lengths, now = Backoff(), [], 100
     for _ in range(9):
-        backoff.failed(100)
-        lengths.append(sum(backoff.blocks(i) for i in range(100, 100_000)))
+        backoff.failed(now)
+        lengths.append(sum(backoff.blocks(i) for i in range(now, now + 10_000)))
+        now = backoff.until + AFTER
     assert lengths[:3] == [FIRST_BLOCK, 2 * FIRST_BLOCK, 4 * FIRST_BLOCK]
     assert lengths[-1] == LONGEST_BLOCK
-    backoff.passed()
-    backoff.failed(0)
-    assert backoff.blocks(FIRST_BLOCK - 1)
-    assert not backoff.blocks(FIRST_BLOCK)
+    now = backoff.until + LONGEST_BLOCK  # in force for as long as it was not
+    backoff.failed(now)
+    assert backoff.until == now + FIRST_BLOCK

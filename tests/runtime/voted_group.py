@@ -59,12 +59,15 @@ class VotedGroup(VotedRanks):
         rates: Sequence[float] | None = None,
         silent: Sequence[int] = (),
         factor: float = 1.0,
+        longer: float = 1.0,
+        computes: float = 1.0,
     ) -> list[Choice]:
         """What ran; ranks are `late` by seconds, their ports have `rates`, the `silent` report not.
 
         They are later still where their last reduction has ended later.
 
-        `factor`: plans take so many times as long as the clock of ports has it.
+        `factor`: plans take so many times as long as the clock of ports has it. `longer`: all
+        reductions do, and `computes`: what ranks do between them.
         """
         late = late or {}
         ports = Ports.equal(list(rates or [RATE] * self.ranks), self.delay, 0.1 * MS)
@@ -80,7 +83,7 @@ class VotedGroup(VotedRanks):
             hidden = zip(run.ends, last.ends, strict=True)
             ends = [max(whole, self.overlap + tail) for whole, tail in hidden]
             exposed = max(ends) - max(lateness) - self.overlap
-            more = 0.0 if plan is None else (factor - 1) * exposed
+            more = ((1.0 if plan is None else factor) * longer - 1) * exposed
             self.took.append(exposed + more)
             seen = messages(self.ranks, dict(enumerate(lateness)), delay=self.delay)
             for rank, controller in enumerate(self.controllers):
@@ -91,7 +94,7 @@ class VotedGroup(VotedRanks):
                         if source != rank
                     }
                     seconds = ends[rank] + more - lateness[rank]
-                    between = 5 * BUFFER + late.get(rank, 0.0)
+                    between = computes * (5 * BUFFER + late.get(rank, 0.0))
                     buffers = Buffers(overlap=self.overlap, last=self.last)
                     report = ReductionReport(
                         rank, iteration, NBYTES, seen[rank], paths, seconds,

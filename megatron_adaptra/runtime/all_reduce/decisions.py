@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_adaptra.runtime.trial import in_words
 from megatron_adaptra.runtime.voted_log import VotedDecision, VotedLog
 
 
@@ -52,7 +53,8 @@ def sentence(decision: AllReduceDecision) -> str:
             f"{decision.native_ms:.3g}"
         )
     whose, when = ranks_in_words(decision.ranks), decision.iteration + 1
-    return f"from reduction {when} on, gradients of {whose} go {back}: {decision.why}{predicted}"
+    text = f"from reduction {when} on, gradients of {whose} go {back}: {decision.why}{predicted}"
+    return text + in_words(decision.again, "reduction")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from statistics import median
 
 from megatron_adaptra.errors import AdaptraError, PlanningFailed
 from megatron_adaptra.ir.buffers import Buffers
-from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.choice import NATIVE, Choice
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.selector import Chosen
 from megatron_adaptra.runtime.all_reduce.decisions import (
@@ -22,6 +22,7 @@ from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.offer import Offer
 from megatron_adaptra.runtime.planners import ChoiceProcess
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, History, Measured, Outcome, Trial
 from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
 from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.telemetry.arrivals import Pair
@@ -39,7 +40,7 @@ class Change:
     """What is put to the vote, as it was `chosen`, and `why`.
 
     `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
-    share of an iteration. `planning`: seconds that the choice took.
+    share of an iteration. `planning`: seconds that the choice took. `again`: as in VotedDecision.
     """
 
     chosen: Chosen
@@ -47,6 +48,7 @@ class Change:
     figures: Figures | None = None
     gain: float = 0.0
     planning: float = 0.0
+    again: int | None = None
 
     @property
     def value(self) -> GroupAllReduce:
@@ -78,10 +80,11 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._estimate = AllReduceEstimate(len(ranks))
         self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
-        self._native: deque[float] = deque(maxlen=WINDOW)
+        self._native: deque[Measured] = deque(maxlen=WINDOW)
         self._overlaps: deque[float] = deque(maxlen=WINDOW)
         self._periods: deque[float] = deque(maxlen=WINDOW)
-        self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
+        self._ours: History[Measured] = History()  # of plans
+        self._not_before = 0  # the iteration from which on something may be chosen
         self._changed_for = 0  # iterations, at least
         self._nbytes, self._buffers = 0, Buffers()  # as reported last
 
@@ -141,21 +144,27 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         )
         ran = self._ran.get(iteration)
         if took is not None and ran is not None:
+            # What a rank takes between two reductions no plan makes longer.
+            measured = Measured(took, median(between.values()) if between else None)
             if ran.native:
-                self._native.append(took)
+                self._native.append(measured)
             elif not changed and not self._estimate.late_ranks.alarms():  # else it is outdated
-                self._ours.append(took)
+                self._ours.add(iteration, measured)
             self.log.outcome(iteration, took)
         if (note := self._estimate.late_ranks.note()) is not None:
             self._vote.note(note)
         if not self._can_propose(iteration):
             return
         self._changed_for = self._changed_for + 1 if changed else 0
-        if self._slower():
-            self._undo(iteration)
-            return
-        known = len(self._native) >= FEWEST and iteration >= self._not_before
-        if known and (changed or self._delays_count(iteration)):
+        if self._trial is not None:
+            _, ours = self._ours.around(self._trial.since)
+            self._trial.judge(iteration, list(self._native), ours)
+            if self._trial.failed is not None:
+                self._undo(iteration, self._trial.failed)
+                return
+        waits = iteration < self._not_before or self._backoff.blocks(iteration)
+        reason = changed or self._due(iteration) or self._delays_count(iteration)
+        if len(self._native) >= FEWEST and reason and not waits:
             self._choose(iteration)
 
     def _rates(self, row: Mapping[int, ReductionReport], took: float | None) -> dict[Pair, float]:
@@ -178,25 +187,19 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         waits = 2 * steps * self._estimate.late_ranks.delay()
         return not choice.native or waits >= self._min_gain * median(self._periods)
 
-    def _slower(self) -> bool:
-        """Whether the plan in force takes longer after the last arrival than native did."""
-        if self._vote.in_force[ALL_REDUCE].choice.native or not self._native:
-            return False
-        return len(self._ours) == WINDOW and median(self._ours) > median(self._native)
-
-    def _undo(self, iteration: int) -> None:
+    def _undo(self, iteration: int, outcome: Outcome) -> None:
         """Back to native, and no plan for a while: what was predicted is not what comes."""
-        ours, native = median(self._ours), median(self._native)
+        native, ours = outcome
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
-        self._wait_after(iteration)
         choice = self._vote.in_force[ALL_REDUCE].choice.by_native()
-        self._propose(iteration, Change(Chosen(choice, native, native), why))
+        again = self._backoff.until
+        self._propose(iteration, Change(Chosen(choice, native, native), why, again=again))
 
     def _figures(self) -> Figures | None:
         """None until ports are known."""
-        iteration, native = median(self._periods), median(self._native)
+        iteration, native = median(self._periods), median(one.seconds for one in self._native)
         figures = self._estimate.figures(self._nbytes, iteration, native)
         if figures is None:
             return None
@@ -218,15 +221,19 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         saves = 0.0 if chosen.choice == current.choice else max(0.0, chosen.gain)
         self._offers(1 - saves / figures.iteration)
         if chosen.choice == current.choice:
-            if (left := WINDOW - self._changed_for) > 0:  # native was measured before, in part
+            left = 0 if self._due(iteration) else WINDOW - self._changed_for
+            if left > 0:  # native was measured before, in part
                 self._not_before = iteration + left
             else:
                 self._kept(iteration)
             return
         changes = self._estimate.changes()
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        delay = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
-        why = "; ".join(changes[:_SHOWN]) + more if changes else delay
+        why = "; ".join(changes[:_SHOWN]) + more
+        if not changes and self._again is not None:
+            why = self._again[1]
+        elif not changes:
+            why = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
         change = Change(chosen, why, figures, chosen.gain / figures.iteration, seconds)
         try:
             ALL_REDUCE.check(change.value, current)
@@ -242,7 +249,13 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self.offer = Offer(number, share)
 
     def _kept(self, iteration: int) -> None:
-        """After the reports of `iteration`, what is in force was chosen again."""
+        """After the reports of `iteration`, what is in force was chosen again.
+
+        What was taken back, and gains too little just now, may gain enough later.
+        """
+        if self._again is not None:
+            later = iteration + FIRST_BLOCK, self._again[1]
+            self._again = None if self._estimate.changes() else later
         self._estimate.accept()
 
     def _propose(self, iteration: int, change: Change) -> None:
@@ -257,15 +270,16 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
                 why=change.why, before=str(before), after=str(chosen.choice),
                 choice=chosen.choice.to_json(), late_ms=[1e3 * one for one in late],
                 predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native,
-                gain=change.gain, planning_ms=1e3 * change.planning,
+                gain=change.gain, planning_ms=1e3 * change.planning, again=change.again,
                 figures=None if figures is None else figures.to_json(),
             )  # fmt: skip
 
         self._put_to_vote(iteration, Bundle({ALL_REDUCE: change.value}), decide)
 
     def _switched(self, decision: AllReduceDecision) -> None:
-        self._ours.clear()
         self._estimate.accept()
+        if decision.after != NATIVE:
+            self._trial = Trial(decision.iteration, self._backoff)
 
     def _sentence(self, decision: AllReduceDecision) -> str:
         return sentence(decision)

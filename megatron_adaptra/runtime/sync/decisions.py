@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import shares_in_words
+from megatron_adaptra.runtime.trial import in_words
 from megatron_adaptra.runtime.voted_log import VotedDecision, VotedLog
 
 
@@ -51,8 +52,8 @@ def sentence(decision: SyncDecision) -> str:
     """A decision in force, for the log of the training, whose iterations count from one."""
     words = shares_in_words(SyncPlan(decision.microbatches, tuple(decision.after)))
     text = f"from iteration {decision.iteration + 1} on, {words}: {decision.why}"
-    if decision.lower_bound_ms is None:
-        return text
+    if decision.again is not None:
+        return text + in_words(decision.again)
     text += f"; an iteration is expected to take {decision.predicted_ms:.4g} ms"
     if decision.after == [decision.microbatches] * len(decision.after):
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,8 @@ from megatron_adaptra.runtime.offer import Offered, Offers
 from megatron_adaptra.runtime.sync.decisions import SyncDecision, SyncLog, sentence
 from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, known_remedies
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
-from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
+from megatron_adaptra.runtime.trial import History, Measured, Outcome, Trial
+from megatron_adaptra.runtime.voted_choice import VotedChoice
 from megatron_adaptra.runtime.voted_thread import Vote
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
@@ -30,7 +32,8 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
 
     Counts are chosen anew only when other replicas are slow than before: one change at most for
     each change of that set. What would have gained too little is looked at again while the same
-    ones are slow: other programs may have made iterations long for a while.
+    ones are slow: other programs may have made iterations long for a while. So is what has been
+    taken back, as iterations took longer with it than before.
 
     Args:
         replicas: how many there are.
@@ -56,16 +59,13 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         self._offered = None if offers is None else Offered(offers)
         self._since: int | None = None  # the iteration whose reports have shown other slow ones
         self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
-        # When other counts were last looked at while equal ones stay, and what was slow, in words.
-        self._refused: tuple[int, str] | None = None
         self._runs: SyncPlan | None = None  # set by the training thread
         self._microbatches = 0  # of a replica in stock
         self._speeds: ReplicaSpeeds  # from the first row on
         self._warm = WARM
-        self._took: dict[int, float] = {}  # seconds, by iteration
+        self._rows: History[ReplicaRow] = History()  # of iterations whose seconds are known
         self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
-        self._ours: deque[float] = deque(maxlen=WINDOW)  # of the counts in force
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: what a `bundle` means in `iteration` comes by `runs`."""
@@ -85,10 +85,9 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         self.log.end()
         self._speeds = ReplicaSpeeds(self._replicas, self._stages - 1)
         self._microbatches, self._warm, self._since = microbatches, WARM, None
-        self._refused = None
+        self._trial = self._again = None
         self._rests.clear()
         self._usual.clear()
-        self._ours.clear()
 
     def _take(self, report: ReplicaRow) -> None:
         self._on_row(report)
@@ -100,8 +99,6 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         if microbatches != self._microbatches:
             self._begin_anew(microbatches)
         if row.took is not None:
-            self._took[iteration] = row.took
-            self._took.pop(iteration - RECENT, None)
             self.log.record.replicas(iteration, row.microbatches, row.seconds, row.took)
             self.log.outcome(iteration, row.took)
         if self._warm:
@@ -131,58 +128,70 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             return  # what is in force has not been measured yet
         if (note := self._speeds.note()) is not None:
             self._vote.note(note)
-        if changed or self._looks_again(iteration):
+        failed = None if self._trial is None else self._judged(iteration, self._trial, changed)
+        if failed is not None:
+            self._undo(iteration, current, failed)
+        elif changed or self._due(iteration):
             self._choose(row, current)
-        elif self._slower(current):
-            self._undo(iteration, current)
-
-    def _looks_again(self, iteration: int) -> bool:
-        """Whether counts that gained too little have waited for long. Offers are for the ladder."""
-        refused = self._refused
-        return self._offered is None and refused is not None and iteration >= refused[0] + AGAIN
 
     def _take_rest(self, row: ReplicaRow) -> None:
-        """What the iteration has taken beyond its slowest replica, and with the counts in force."""
+        """What the iteration has taken, and how much of that beyond its slowest replica."""
         if row.took is None:
             return
         self._rests.append(max(0.0, row.took - max(row.seconds)))
-        alarms, decision = self._speeds.alarms(), self.log.last
+        alarms = self._speeds.alarms()
         if self._since is None and not (self._speeds.slow() or alarms):
             self._usual.append(self._rests[-1])
-        if decision is not None and row.iteration > decision.iteration and not alarms:
-            self._ours.append(row.took)
+        if self._trial is None or row.iteration < self._trial.since or not alarms:
+            self._rows.add(row.iteration, row)
 
-    def _slower(self, current: SyncPlan) -> bool:
-        """Whether iterations take longer with the counts in force than they did before."""
-        decision = self.log.last
-        if decision is None or current.full or len(self._ours) < WINDOW:
-            return False
-        return bool(before := self._before(decision)) and median(self._ours) > median(before)
+    def _judged(self, iteration: int, trial: Trial, changed: bool) -> Outcome | None:
+        """What was measured of counts on `trial` that have failed; None else.
 
-    def _before(self, decision: SyncDecision) -> list[float]:
-        """What iterations took when replicas were slow, and counts had not changed yet."""
-        return [
-            self._took[i] for i in range(decision.detected, decision.iteration) if i in self._took
-        ]
+        `changed`: other replicas are slow, so that a comparison shows nothing of the counts.
+        """
+        if changed and trial.failed is None:
+            self._trial = None
+            return None
+        before, after = self._rows.around(trial.since)
+        trial.judge(iteration, self._measured(before), self._measured(after))
+        return trial.failed
 
-    def _undo(self, iteration: int, current: SyncPlan) -> None:
-        """Back to what was faster, and nothing else for a while: predictions do not hold."""
+    def _measured(self, rows: Sequence[ReplicaRow]) -> list[Measured]:
+        """Iterations with the seconds of a microbatch of replicas whose work has not grown.
+
+        Not of those that run more of other replicas' microbatches than before the last decision,
+        nor, if there are others, of those that are slow.
+        """
         decision = self.log.last
         assert decision is not None
-        ours, before = median(self._ours), median(self._before(decision))
+        pairs = enumerate(zip(decision.before, decision.after, strict=True))
+        same = [r for r, (old, new) in pairs if new <= max(old, decision.microbatches)]
+        control = [r for r in same if r not in decision.slow] or same
+        found = []
+        for row in rows:
+            assert row.took is not None  # others are not kept
+            each = [self._speeds.microbatch(row.seconds[r], row.microbatches[r]) for r in control]
+            found.append(Measured(row.took, median(each)))
+        return found
+
+    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> None:
+        """Back to what was faster, and nothing else for a while: predictions do not hold."""
+        decision, (before, ours) = self.log.last, outcome
+        assert decision is not None
         why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
         after = SyncPlan(current.microbatches, tuple(decision.before))
         self._propose(
             iteration, current, after, why,
             predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
             gain=(ours - before) / ours, planning_ms=0.0,
-            microbatch_ms=[], outside_ms=[], cheaper=[],
+            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._backoff.until,
         )  # fmt: skip
 
     def _choose(self, row: ReplicaRow, current: SyncPlan) -> None:
         """Other replicas are slow: choose counts, and put them to the vote where they differ."""
         iteration, slow = row.iteration, self._speeds.slow()
-        if not self._speeds.known or not self._rests or (slow and iteration < self._not_before):
+        if not self._speeds.known or not self._rests or (slow and self._backoff.blocks(iteration)):
             return  # it stays changed until it is accepted
         began, step, speeds = time.perf_counter(), median(self._rests), self._speeds.speeds()
         share = share_by_speed(speeds, current.microbatches, step)
@@ -207,14 +216,15 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             if use is not None and replica in slow
         ]
         changes = self._speeds.changes()
-        if not changes and self._refused is not None:
-            changes = [self._refused[1]]
+        if not changes and self._again is not None:
+            changes = [self._again[1]]
         elif slow and not worth and plan == current:
             self._vote.note(f"{'; '.join([*changes, *hosts])}: {words}; counts stay")
         why = "; ".join([*changes, *hosts])
-        self._refused = (iteration, "; ".join(changes)) if slow and current.full else None
         if plan == current:
             self._speeds.accept()
+            waits = slow and current.full
+            self._again = (iteration + AGAIN, "; ".join(changes)) if waits else None
             return
         if remedies is None:
             remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
@@ -232,8 +242,7 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
 
         `share`: the best counts. `offered`: by the planners of cheaper remedies.
         """
-        assert self._since is not None
-        measured = iteration - self._since >= PATIENCE
+        measured = self._since is None or iteration - self._since >= PATIENCE
         # What a collective hides while a replica is late it does not hide when all are in time.
         step = max([share.step, *([median(self._usual)] if self._usual else [])])
         with_shares = max(share.seconds) + step
@@ -266,11 +275,9 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         self._put_to_vote(iteration, Bundle({SYNC: JobSync(plan)}), decide)
 
     def _switched(self, decision: SyncDecision) -> None:
-        self._ours.clear()
-        self._refused = None
         self._speeds.accept()
-        if decision.lower_bound_ms is None:  # it takes back what was slower
-            self._wait_after(decision.iteration)
+        if decision.again is None and set(decision.after) != {decision.microbatches}:
+            self._trial = Trial(decision.iteration, self._backoff)
 
     def _sentence(self, decision: SyncDecision) -> str:
         return sentence(decision)
