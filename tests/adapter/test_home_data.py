@@ -136,7 +136,3 @@ def test_what_nobody_can_read_for_another_is_named() -> None:
     assert next(one) == 0
     with pytest.raises(ScheduleError, match="replica 1: the data come from a generator"):
         one.at(Op.parse("F1@1"))
-    one.at(Op.parse("F1@0"))
-    assert [next(one), next(one)] == [1, 2]
-    one.end()
-    assert "a forward reads 1 or 2 batches, not one" in data.why_not(loader(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import socket
@@ -62,7 +63,8 @@ def opens_few(rank_fixture: RankFixture) -> tuple[list[int], int, int]:
     star = [(0, member) for member in range(1, RANKS)]
     connections = open_links(list(range(RANKS)), star, "star", "member", devices)
     counts = [descriptors() - taken]
-    links = Links(wire.group, rank_fixture.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE)
+    group = functools.partial(wire.group, timeout=PATIENCE)
+    links = Links(group, rank_fixture.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE)
     counts += [descriptors() - taken - counts[0], threads() - before, len(listening() - ports)]
     transport = GlooTransport(*connections)
     for peer in range(1, RANKS) if rank_fixture.rank == 0 else [0]:

@@ -93,7 +93,7 @@ def test_small_messages_need_none_and_the_first_large_one_does(two: Two) -> None
 
 def test_a_group_for_small_collectives_needs_none(two: Two) -> None:
     """Its receives have room for more than comes."""
-    groups = two.opened("group")
+    groups = two.opened("group", PATIENCE)
     arrived, sent = torch.zeros(2 * LARGE, dtype=torch.uint8), torch.ones(8, dtype=torch.uint8)
     receive = groups[1].recv([arrived], 0, 3)
     send = groups[0].send([sent], 1, 3)

@@ -90,7 +90,7 @@ class OpWatch:
             if self.met is None and not ranks <= self._alike:
                 try:
                     self.met = _meeting(name, ranks, self._finalize)
-                except Exception:  # it is one, whoever has called it
+                except Exception:  # its caller is not known; it is one
                     self.met = Tie(tuple(sorted(ranks)), f"an op calls {name} over other replicas")
             if self._waited is None or ranks <= self._own:
                 return native(group, *args, **kwargs)

@@ -219,14 +219,12 @@ class _Shadow:
         Raises PeerLost for one that does not come, or does not leave, in time; DeviceFailed for one
         with other bytes.
         """
-        torch.cuda.current_stream().synchronize()  # before that a message may not have been made
+        # First, for that waits for the GPU: before it is there a message may not have been made.
+        copies = [_bytes(message.theirs) for message in self._mailbox.received]
         deadline = time.monotonic() + waits.REHEARSAL
-        for message in self._mailbox.received:
+        for message, theirs in zip(self._mailbox.received, copies, strict=True):
             self._await(message.work, deadline, f"{message.op} from", message.peer)
-            assert message.theirs is not None
-            ours, theirs = (
-                one.cpu().reshape(-1).view(torch.uint8) for one in (message.ours, message.theirs)
-            )
+            ours = _bytes(message.ours)
             if not torch.equal(ours, theirs):
                 differ = int((ours != theirs).sum()) if len(ours) == len(theirs) else len(theirs)
                 raise DeviceFailed(
@@ -244,6 +242,11 @@ class _Shadow:
                 f"the message {what} {self._name(peer)} is not there {waits.REHEARSAL:g} s after "
                 f"the iteration ({line_of(error)}); {_DOCTOR}"
             ) from error
+
+
+def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor.cpu().reshape(-1).view(torch.uint8)
 
 
 class _ShadowMailbox(Mailbox):

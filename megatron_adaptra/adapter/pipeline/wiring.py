@@ -269,15 +269,14 @@ def open_wiring(
     opened = _connect(context, group, device, chunks, name, copies)
     wire, pipelines, control, probed = opened
     if group.joined:
-        context.say(f"replicas run the same order of ops: {group.joined}")
-        if context.replicas > 1:
-            group.limits[ROUTES] = group.joined
-    if ROUTES in group.limits:  # then it does not matter which ones
+        no_work = ", and no work moves between them" if context.replicas > 1 else ""
+        context.say(f"replicas run the same order of ops{no_work}: {group.joined}")
+    if group.joined or ROUTES in group.limits:  # then it does not matter which ones
         group.limits.pop(MOVED, None)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    if group.joined:
-        group.limits[APART] = group.joined  # as is said already
+    if group.joined:  # as is said already
+        group.limits.update({ROUTES: group.joined, APART: group.joined})
     context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
     peers = range(1, len(group.members)) if group.leader else [0]
     channels = context.guard.call(
