@@ -188,6 +188,17 @@ def test_a_plan_that_is_slower_than_native_goes_back_and_waits(tmp_path: Path) -
     assert [("after the last arrival, native" in why) for why in reasons] == [False, True, False]
 
 
+def test_a_plan_is_not_judged_by_what_it_takes_while_another_rank_is_late(tmp_path: Path) -> None:
+    group = VotedGroup(4, tmp_path / "decisions.jsonl", min_gain=0.03)
+    group.train(12)
+    while group.train(1, {2: BUFFER})[-1].native:
+        assert len(group.ran) < 12 + SOON
+    group.train(2 * SOON, {1: 2 * BUFFER})
+    group.close()
+    found = [one for one in lines(tmp_path / "decisions.jsonl") if one["kind"] == "all-reduce"]
+    assert [one["again"] for one in found] == [None, None]
+
+
 @pytest.mark.parametrize("computes", [1.0, 1.35])
 @pytest.mark.parametrize("iterations", [6, 20, 60])
 def test_reductions_that_all_take_longer_for_a_while_do_not_undo_a_plan_for_good(

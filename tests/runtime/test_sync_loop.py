@@ -249,20 +249,19 @@ def test_a_slowness_of_all_replicas_does_not_undo_counts_for_good(
 def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_counts_are_off_for_good(
     tmp_path: Path,
 ) -> None:
-    """One replica is slow from time to time, too."""
-    rng, ran = random.Random(new_seed()), list[tuple[int, ...]]()
+    """Also just after they have come into force."""
+    rng = random.Random(new_seed())
     job = VotedJob(8, tmp_path / "decisions.jsonl")
     job.train(20)
-    while len(job.ran) < 1500:
-        for _ in range(rng.randint(2, 5)):
-            ran += job.train(rng.choice([10, 40, 100]), {3: 1.4})
-            longer, what = rng.choice([6, 20, 60]), rng.choice(["all", "step"])
-            ran += held_up(job, longer, what, rng.uniform(1.1, 2.0))
-        job.train(rng.choice([10, 40, 100]))
+    ran = job.train(rng.randint(8, 12), {3: 1.4})
+    while len(ran) < 1500:
+        longer, what = rng.choice([6, 20, 60]), rng.choice(["all", "step"])
+        ran += held_up(job, longer, what, rng.uniform(1.1, 2.0))
+        ran += job.train(rng.choice([10, 40, 100]), {3: 1.4})
     ran += job.train(2 * FIRST_BLOCK, {3: 1.4})
     job.close()
     assert ran[-1] == EIGHT
-    assert sum(one == EIGHT for one in ran) >= 0.7 * len(ran)
+    assert sum(one == EIGHT for one in ran) >= 0.8 * len(ran)
 
 
 def test_while_it_waits_a_replica_that_is_fast_again_is_no_exception(tmp_path: Path) -> None:

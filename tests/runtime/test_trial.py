@@ -56,6 +56,22 @@ def test_a_plan_that_loses_goes_back_and_is_tried_again_after_a_while() -> None:
     assert len(job.swaps) == 6, "a healed link needs no plan once the block is over"
 
 
+@pytest.mark.parametrize("what", [{"pace": 1.35}, {"hidden": 20 * MS}])
+@pytest.mark.parametrize("longer", [6, 20, 60])
+def test_what_takes_longer_for_a_while_does_not_undo_a_plan_for_good(
+    longer: int, what: dict[str, float]
+) -> None:
+    """It stays, where all stages take longer, and is tried again where nothing measures why."""
+    job = Job(Truth(1 * MS))
+    job.train(20)
+    while job.train(1, slow=SLOW)[-1].stock:
+        assert len(job.ran) < 30
+    job.train(longer, **what)
+    ran = job.train(2 * FIRST_BLOCK, pace=1.0, hidden=0.0)
+    assert not any(one.stock for one in ran[-FIRST_BLOCK // 2 :]), job.reasons
+    assert len(job.swaps) == 1 or "hidden" in what, job.reasons
+
+
 def test_a_plan_that_wins_stays() -> None:
     job = Job(Truth(1 * MS, hidden=10 * MS))  # 9 % faster than stock, where 30 % were promised
     job.train(20)
