@@ -275,7 +275,7 @@ def open_wiring(
         group.limits.pop(MOVED, None)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    if group.joined:  # as is said already
+    if group.joined:  # as is logged already
         group.limits.update({ROUTES: group.joined, APART: group.joined})
     context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
     peers = range(1, len(group.members)) if group.leader else [0]
