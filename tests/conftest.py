@@ -134,7 +134,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many were skipped and why, each reason once: nothing is skipped silently.
 
-    Before, a line for each test that tells how what it has tried ended.
+    Before, a line for each test that has recorded an ending.
     """
     stats = terminalreporter.stats
     endings = [

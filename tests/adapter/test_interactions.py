@@ -77,7 +77,7 @@ def saved(folder: Path) -> tuple[dict[str, str], set[str]]:
 
 
 def remarks(done: Done) -> list[str]:
-    """What the plugin tells beside decisions: what it leaves to Megatron, and why."""
+    """Lines of the plugin that are no decisions: what it leaves to Megatron, and why."""
     lines = re.findall(r"^adaptra: (.*)", done.text, re.MULTILINE)
     return [line for line in lines if not line.startswith("from iteration ")]
 
