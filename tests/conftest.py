@@ -146,7 +146,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if endings:
         terminalreporter.write_sep("=", f"{len(endings)} endings")
     for ending in sorted(endings):
-        terminalreporter.write_line(ending)
+        terminalreporter.write_line(f"| {ending} |")
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         _, _, why = report.longrepr

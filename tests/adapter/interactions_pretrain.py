@@ -104,7 +104,7 @@ class Watch:
     """A thread that ends this rank where its training stands still."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self.last = seconds, time.monotonic()
+        self._seconds, self.last = seconds, float("inf")  # until the first forward
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

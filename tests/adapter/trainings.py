@@ -26,7 +26,7 @@ from running import ENVIRONMENT, zygote
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from megatron_lm_process import DIGESTS, execute  # noqa: E402
+from megatron_lm_process import DIGESTS, execute, why  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("pretrain_gpt_small.py")
@@ -78,6 +78,10 @@ class Done:
     @property
     def lines(self) -> list[str]:
         return [line for line in self.text.splitlines() if LINE.search(line)]
+
+    @property
+    def error(self) -> str:
+        return why(self.text)
 
     @property
     def printed(self) -> list[tuple[str, str]]:
