@@ -132,7 +132,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many were skipped and why, each reason once: nothing is skipped silently."""
+    """How many were skipped and why, each reason once: nothing is skipped silently.
+
+    Before, a line for each test that has recorded an ending.
+    """
+    stats = terminalreporter.stats
+    endings = [
+        str(value)
+        for report in (*stats.get("passed", []), *stats.get("failed", []))
+        for name, value in report.user_properties
+        if name == "ending"
+    ]
+    if endings:
+        terminalreporter.write_sep("=", f"{len(endings)} endings")
+    for ending in sorted(endings):
+        terminalreporter.write_line(f"| {ending} |")
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         _, _, why = report.longrepr

@@ -24,11 +24,15 @@ def pairs(row: Row) -> set[Hashable]:
 
 
 def covering(axes: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool]) -> list[Row]:
-    """Some of `rows`, in their order, with every pair that any of them has. Deterministic.
+    """`cover` of `rows`."""
+    return cover(list(rows(axes, possible)))
+
+
+def cover(every: Sequence[Row]) -> list[Row]:
+    """Some of these rows, in their order, with every pair that any of them has. Deterministic.
 
     Greedy: the row with most pairs that are still to be met comes next, and of several the first.
     """
-    every = list(rows(axes, possible))
     missing = set().union(*map(pairs, every)) if every else set()
     # What a row adds only gets less, so a row that still adds what it did is the best one.
     heap = [(-len(pairs(row)), index) for index, row in enumerate(every)]

@@ -151,7 +151,8 @@ def print_modules() -> None:
     print("modules:", *sorted(name for name in sys.modules if name.startswith("megatron_adaptra")))
 
 
-if __name__ == "__main__":
+def main(flags: Any = flags, model: Any = model, forward_step: Any = forward_step) -> None:
+    """Train as Megatron's own script does, with these parts of a user's."""
     if os.environ.get("ADAPTRA_TEST_MODULES"):
         atexit.register(print_modules)
     one_thread_gloo.install()
@@ -173,3 +174,7 @@ if __name__ == "__main__":
         given = arguments.parse_and_validate_args(extra_args_provider=flags)
         pretrain(pretrain_cfg_container_from_args(given), **common)
     print_rank_0(f"user flag: {get_args().user_flag}")
+
+
+if __name__ == "__main__":
+    main()

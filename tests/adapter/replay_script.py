@@ -17,7 +17,7 @@ from megatron_adaptra.adapter.pipeline.recompute import Replay
 
 
 class Model(torch.nn.Module):
-    """Notes what it has been asked for, as a running statistic would."""
+    """Counts its forwards, as a balance of experts does, and computes with the count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.runs += 1
-        loss = torch.nn.functional.dropout(x, 0.5).sum()
+        loss = torch.nn.functional.dropout(x, 0.5).sum() * self.runs.item()
         reruns.get_rerun_state_machine().validate_result(loss, torch.isnan, "the loss")
         return loss
 
@@ -40,9 +40,9 @@ def main() -> None:
     machine.validate_result = validate
     model, x = Model(), torch.randn(64, requires_grad=True)
     replay = Replay()
-    with replay.discard():
+    with replay.discard(model):
         first = model(x).item()
-    model(x)  # random states go on
+    model(x)  # random states and statistics go on
     with replay.recompute(model):
         again = model(x)
     again.backward()

@@ -14,6 +14,7 @@ from trainings import (
     HALF,
     Done,
     auxiliary,
+    close,
     digests,
     needs_training,
     stock,
@@ -41,20 +42,6 @@ def by(*counts: int) -> tuple[str, ...]:
     """Flags of a training under these counts."""
     words = ",".join(map(str, counts))
     return ("--adaptra", "--adaptra-sync", "share", "--adaptra-sync-counts", words)
-
-
-def close(ours: Done, theirs: Done) -> None:
-    """All that is printed is the same, but for the order of sums."""
-    assert ours.numbers
-    for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
-        for place, (a, b) in enumerate(zip(mine, other, strict=True)):
-            within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
-            assert (float(a) == pytest.approx(float(b), rel=within)) if within else a == b, mine
-    rows = [re.findall(r"[\d.]+E[+-]\d+", " ".join(one.evaluated)) for one in (ours, theirs)]
-    balanced = [[float(number) for number in auxiliary(one)] for one in (ours, theirs)]
-    assert balanced[0] == pytest.approx(balanced[1], rel=1e-4)
-    evaluated = [[float(number) for number in row] for row in rows]
-    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
 def samples(folder: Path, each: int, tensor: bool = False) -> dict[int, dict[int, list[int]]]:

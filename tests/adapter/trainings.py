@@ -26,7 +26,7 @@ from running import ENVIRONMENT, zygote
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from megatron_lm_process import DIGESTS, execute  # noqa: E402
+from megatron_lm_process import DIGESTS, execute, why  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("pretrain_gpt_small.py")
@@ -78,6 +78,10 @@ class Done:
     @property
     def lines(self) -> list[str]:
         return [line for line in self.text.splitlines() if LINE.search(line)]
+
+    @property
+    def error(self) -> str:
+        return why(self.text)
 
     @property
     def printed(self) -> list[tuple[str, str]]:
@@ -159,6 +163,20 @@ def digests(folder: Path) -> dict[str, str]:
     (found,) = json.loads(done.text.strip().splitlines()[-1])
     assert found
     return found
+
+
+def close(ours: Done, theirs: Done) -> None:
+    """All that is printed is the same, but for the order of sums."""
+    assert ours.numbers
+    for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
+        for place, (a, b) in enumerate(zip(mine, other, strict=True)):
+            within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
+            assert (float(a) == pytest.approx(float(b), rel=within)) if within else a == b, mine
+    rows = [re.findall(r"[\d.]+E[+-]\d+", " ".join(one.evaluated)) for one in (ours, theirs)]
+    balanced = [[float(number) for number in auxiliary(one)] for one in (ours, theirs)]
+    assert balanced[0] == pytest.approx(balanced[1], rel=1e-4)
+    evaluated = [[float(number) for number in row] for row in rows]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class MegatronStage:
         with self._drawing(op):
             if recomputed:
                 replay = Replay()
-                with replay.discard():
+                with replay.discard(self.models[op.chunk]):
                     output, tokens = self._step(op, received, replay.recording(data), self.losses)
                 self._held[key] = _Held(received, output.detach(), replay=replay)
             else:

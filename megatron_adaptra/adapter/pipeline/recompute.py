@@ -1,10 +1,11 @@
 """Forwards whose activations are not kept, and their repetition at a place of the schedule's.
 
 The first run makes the same computation as any other, but what autograd would save is dropped at
-once; the stage's input, the random states and what came from the data iterator are kept. The
-second run starts from these, so that dropout falls on the same values and the results are the same
-to the last bit. What a forward does besides (running statistics, counts of experts' tokens,
-auxiliary losses for the log, validation of the loss) stays as the first run has left it.
+once; the stage's input, the random states, the buffers that it changes and what came from the data
+iterator are kept. The second run starts from these, so that dropout falls on the same values,
+experts are balanced by the same counts, and the results are the same to the last bit. What a
+forward does besides (running statistics, counts of experts' tokens, auxiliary losses for the log,
+validation of the loss) stays as the first run has left it.
 
 Both runs have gradients enabled, unlike those of activation checkpointing: some layers choose
 another kernel, or another order, where they are not.
@@ -13,7 +14,7 @@ another kernel, or another order, where they are not.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,13 +34,16 @@ class Replay:
     def __init__(self) -> None:
         self.data: list[Any] = []
         self._states: Any = None
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextlib.contextmanager
-    def discard(self) -> Iterator[None]:
+    def discard(self, model: torch.nn.Module) -> Iterator[None]:
         """Around the first run, which keeps no activations; its output must be detached."""
         self._states = random._get_all_rng_states()
+        before = _versions(buffers_of(model))
         with torch.autograd.graph.saved_tensors_hooks(_drop, _dropped):
             yield
+        self._buffers = _changed(before)
 
     @contextlib.contextmanager
     def recompute(self, model: torch.nn.Module) -> Iterator[None]:
@@ -48,7 +52,10 @@ class Replay:
         Random states and statistics are afterwards as they were before; a loss is not validated
         again.
         """
-        restore = _statistics(model)
+        tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+        logged = [entry["values"] for entry in tracker.values()]
+        before = _versions([*buffers_of(model), *logged])
+        _restore(self._buffers)
         machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
         with contextlib.ExitStack() as stack:
             if machine is not None:
@@ -56,7 +63,7 @@ class Replay:
             stack.enter_context(random._fork_rng())
             random._set_all_rng_states(*self._states)
             yield
-        restore()
+        _restore(_changed(before))
 
     def recording(self, data: Any) -> Any:
         """The data iterator for the first run, around Megatron's `data`; None where that is."""
@@ -110,15 +117,19 @@ def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [buffer for _, buffer in model.named_buffers()]
 
 
-def _statistics(model: torch.nn.Module) -> Callable[[], None]:
-    """Keeps what forwards accumulate outside of autograd; the returned function restores it."""
-    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-    tensors = [*buffers_of(model), *(entry["values"] for entry in tracker.values())]
-    kept = [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
+def _versions(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """What forwards accumulate outside of autograd: each tensor, its value, and its version."""
+    return [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
 
-    def restore() -> None:
-        for tensor, value, version in kept:
-            if tensor._version != version:
-                tensor.copy_(value)
 
-    return restore
+def _changed(
+    before: list[tuple[torch.Tensor, torch.Tensor, int]],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors that have changed since, with the values that they had."""
+    return [(tensor, value) for tensor, value, version in before if tensor._version != version]
+
+
+def _restore(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give each tensor its value again."""
+    for tensor, value in values:
+        tensor.copy_(value)

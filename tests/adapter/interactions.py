@@ -1,0 +1,193 @@
+"""What test_interactions.py trains: features of Megatron, each with each remedy of the plugin."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pairwise import Row, cover
+
+EACH = 4  # microbatches of a replica
+SMALL = (
+    "--hidden-size", "32", "--seq-length", "16", "--max-position-embeddings", "16",
+    "--vocab-size", "127",
+)  # fmt: skip
+PP2 = ("--pipeline-model-parallel-size", "2")
+TP2 = ("--tensor-model-parallel-size", "2")
+PATH, WORKER = ("--adaptra-emulate-link", "0.0-0.1:60ms@2.."), "--adaptra-emulate-worker"
+EXECUTOR = ("--adaptra-engine", "executor")
+BALANCE = "--moe-router-load-balancing-type"
+EXPERTS = (
+    "--num-experts", "4", "--moe-router-topk", "2", "--disable-bias-linear",
+    "--moe-token-dispatcher-type", "alltoall",
+)  # fmt: skip
+FULL = ("--recompute-granularity", "full", "--recompute-num-layers", "1", "--recompute-method")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job: its ranks, data-parallel replicas, stages, and Megatron's flags for it."""
+
+    ranks: int
+    replicas: int
+    stages: int
+    flags: tuple[str, ...]
+
+
+SHAPES = {
+    "pp2 dp2": Shape(4, 2, 2, PP2),
+    "pp2 tp2": Shape(4, 1, 2, (*PP2, *TP2)),
+    "tp2 dp2": Shape(4, 2, 1, (*TP2, "--pipeline-model-parallel-size", "1")),
+    "dp3": Shape(3, 3, 1, ("--pipeline-model-parallel-size", "1")),
+    "pp2 dp2, virtual stages": Shape(
+        4, 2, 2, (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
+    ),
+}  # fmt: skip
+# Counts of microbatches that add up to EACH per replica.
+COUNTS = {2: "5,3", 3: "5,2,5"}
+Values = Mapping[str, tuple[str, ...]]
+REMEDIES: Values = {
+    "order": PATH,
+    "shares": ("--adaptra-sync", "share", "--adaptra-sync-counts"),
+    "swap": ("--adaptra-reroute", "swap", *PATH),
+    "routes": ("--adaptra-reroute", "auto", *EXECUTOR, WORKER, "1.1:6x@2.."),
+    "halves": (*EXECUTOR, *PATH),
+    "halves, fixed": (*EXECUTOR, "--adaptra-policy", "zb-h1"),
+    "recompute": (*EXECUTOR, "--adaptra-policy", "1f1b", "--adaptra-recompute"),
+}
+# Of the plugin, beside a remedy.
+OURS: Mapping[str, Values] = {
+    "reductions": {"native": (), "direct": ("--adaptra-allreduce", "direct")},
+    "small collectives": {"auto": (), "on": ("--adaptra-small-collectives", "on")},
+    "transport": {"engine": ("--adaptra-transport", "engine"),
+                  "gloo": ("--adaptra-transport", "gloo")},
+}  # fmt: skip
+FEATURES: Mapping[str, Values] = {
+    "experts": {
+        "none": (),
+        "aux_loss": (*EXPERTS, BALANCE, "aux_loss", "--moe-aux-loss-coeff", "0.1"),
+        "seq_aux_loss": (*EXPERTS, BALANCE, "seq_aux_loss", "--moe-aux-loss-coeff", "0.1"),
+        "global_aux_loss": (*EXPERTS, BALANCE, "global_aux_loss", "--moe-aux-loss-coeff", "0.1"),
+        "sinkhorn": (*EXPERTS, BALANCE, "sinkhorn"),
+        "ep2": (*EXPERTS, BALANCE, "none", "--expert-model-parallel-size", "2"),
+    },
+    "user's layer": {
+        name: ("--user-layer", name)
+        for name in ("none", "other lengths", "equal lengths", "backward", "recomputed",
+                     "now and then")
+    },
+    "recompute": {
+        "none": (),
+        "uniform": (*FULL, "uniform"),
+        "block": (*FULL, "block"),
+        "selective": ("--recompute-granularity", "selective"),
+    },
+    "skips": {
+        "none": (),
+        "one": ("--iterations-to-skip", "5"),
+        "in a row": ("--iterations-to-skip", "4", *map(str, range(9, 15))),
+    },
+    "reruns": {
+        "validated": (),
+        "disabled": ("--rerun-mode", "disabled"),
+        "doubted": ("--rerun-mode", "validate_results", "--user-doubt", "0:3,1:7,0:8"),
+    },
+    "between": {
+        "nothing": (),
+        "evaluation": ("--eval-interval", "3", "--eval-iters", "2"),
+        "saves": ("--save-interval", "3"),
+        "non-persistent saves": (
+            "--save-interval", "100", "--non-persistent-save-interval", "6",
+            "--non-persistent-ckpt-type", "global", "--ckpt-format", "torch_dist",
+        ),
+    },
+    "optimizer": {
+        "plain": (),
+        "overlap": ("--overlap-grad-reduce",),
+        "distributed": ("--use-distributed-optimizer", "--overlap-grad-reduce",
+                        "--overlap-param-gather"),
+        "not clipped": ("--clip-grad", "0"),
+        "fp16": ("--fp16", "--initial-loss-scale", "1024", "--user-overflow", "0:6,0:9"),
+        "bf16": ("--bf16",),
+    },
+    "loss": {"per microbatch": (), "per token": ("--calculate-per-token-loss",)},
+}  # fmt: skip
+AXES = {"shape": SHAPES, "remedy": REMEDIES, **OURS, **FEATURES}
+
+
+@dataclass(frozen=True)
+class Case:
+    row: Row
+
+    @property
+    def name(self) -> str:
+        """Shape and remedy, and what is not as in the first value of its axis."""
+        usual = {axis: next(iter(values)) for axis, values in AXES.items()}
+        more = (
+            f"{axis}: {value}" for axis, value in self.row.items()
+            if axis not in ("shape", "remedy") and value != usual[axis]
+        )  # fmt: skip
+        return "; ".join((f"{self.row['shape']}, {self.row['remedy']}", *more))
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.row["shape"]]
+
+    @property
+    def iterations(self) -> int:
+        """Enough of them to find what is slow, and to go on."""
+        return 24 if self.row["remedy"] in ("swap", "routes") else 18
+
+    @property
+    def stock(self) -> list[str]:
+        """Flags of the training by stock Megatron."""
+        batch = str(EACH * self.shape.replicas)
+        features = (word for axis in FEATURES for word in FEATURES[axis][self.row[axis]])
+        return [*SMALL, "--global-batch-size", batch, *self.shape.flags, *features]
+
+    @property
+    def ours(self) -> list[str]:
+        """The same, with the plugin."""
+        counts = [COUNTS[self.shape.replicas]] if self.row["remedy"] == "shares" else []
+        asked = (word for axis in OURS for word in OURS[axis][self.row[axis]])
+        return [*self.stock, "--adaptra", *REMEDIES[self.row["remedy"]], *counts, *asked]
+
+
+def possible(row: Row) -> bool:
+    """Whether stock Megatron trains it, and our flags name something that is there."""
+    shape = SHAPES[row["shape"]]
+    if shape.stages == 1 and (row["remedy"] != "shares" or row["small collectives"] == "on"):
+        return False
+    if shape.replicas == 1 and (
+        row["remedy"] in ("shares", "swap", "routes") or row["reductions"] == "direct"
+    ):
+        return False
+    if row["remedy"] == "halves, fixed" and row["recompute"] != "none":
+        return False  # ends before it trains, and gives the reason
+    if "virtual" in row["shape"] and row["skips"] != "none":
+        return False  # Megatron takes the list of a rank's iterators for one of them
+    if "tp2" in row["shape"] and row["experts"] != "none":
+        return False  # Megatron asks for sequence parallelism, which needs a GPU
+    return row["experts"] != "ep2" or shape.replicas == 2
+
+
+def drawn(axes: Mapping[str, Mapping[str, object]], number: int) -> Iterator[Row]:
+    """Possible rows, by seed: the whole product has millions."""
+    chance = random.Random(61)
+    while number:
+        row = {axis: chance.choice(list(values)) for axis, values in axes.items()}
+        if possible(row):
+            number -= 1
+            yield row
+
+
+def chosen(everything: bool) -> list[Case]:
+    """Every pair of values that can go together; or every pair with every remedy."""
+    if not everything:
+        return [Case(row) for row in cover(list(drawn(AXES, 3000)))]
+    return [
+        Case(row)
+        for remedy in REMEDIES
+        for row in cover(list(drawn({**AXES, "remedy": {remedy: ()}}, 3000)))
+    ]
