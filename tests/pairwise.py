@@ -28,22 +28,22 @@ def covering(axes: Mapping[str, Sequence[Any]], possible: Callable[[Row], bool])
     return cover(list(rows(axes, possible)))
 
 
-def cover(every: Sequence[Row]) -> list[Row]:
-    """Some of these rows, in their order, with every pair that any of them has. Deterministic.
+def cover(every: Sequence[Row], met: Callable[[Row], set[Hashable]] = pairs) -> list[Row]:
+    """Some of these rows, in their order, with all that any of them has `met`. Deterministic.
 
     Greedy: the row with most pairs that are still to be met comes next, and of several the first.
     """
-    missing = set().union(*map(pairs, every)) if every else set()
+    missing = set().union(*map(met, every)) if every else set()
     # What a row adds only gets less, so a row that still adds what it did is the best one.
-    heap = [(-len(pairs(row)), index) for index, row in enumerate(every)]
+    heap = [(-len(met(row)), index) for index, row in enumerate(every)]
     heapq.heapify(heap)
     chosen = []
     while missing:
         before, index = heapq.heappop(heap)
-        adds = len(pairs(every[index]) & missing)
+        adds = len(met(every[index]) & missing)
         if adds == -before:
             chosen.append(index)
-            missing -= pairs(every[index])
+            missing -= met(every[index])
         elif adds:
             heapq.heappush(heap, (-adds, index))
     return [every[index] for index in sorted(chosen)]

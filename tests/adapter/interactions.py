@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pairwise import Row, cover
+from pairwise import Row, cover, pairs
 
 EACH = 4  # microbatches of a replica
 SMALL = (
@@ -182,10 +182,16 @@ def drawn(axes: Mapping[str, Mapping[str, object]], number: int) -> Iterator[Row
             yield row
 
 
+def met(row: Row) -> set[Hashable]:
+    """Something of the plugin, and a feature of Megatron or the job's shape."""
+    ours = {"remedy", *OURS}
+    return {pair for pair in pairs(row) if any(axis in ours for axis, _ in pair)}
+
+
 def chosen(everything: bool) -> list[Case]:
-    """Every pair of values that can go together; or every pair with every remedy."""
+    """All that is ours with every feature; or every pair of values with every remedy."""
     if not everything:
-        return [Case(row) for row in cover(list(drawn(AXES, 3000)))]
+        return [Case(row) for row in cover(list(drawn(AXES, 3000)), met)]
     return [
         Case(row)
         for remedy in REMEDIES
