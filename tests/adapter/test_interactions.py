@@ -16,13 +16,22 @@ import pytest
 from interactions import FEATURES, REMEDIES, Case, chosen
 from patience import PATIENCE
 from running import zygote
-from trainings import SCRIPT, Done, auxiliary, close, digests, needs_training, words_of
+from trainings import (
+    HAS_TRAINING,
+    SCRIPT,
+    Done,
+    auxiliary,
+    close,
+    digests,
+    needs_training,
+    words_of,
+)
 
 MOVED = re.compile(r"adaptra: from iteration \d+ on, (?:.* run on |replicas run )")
 CHANGED = re.compile(r"adaptra: from iteration (\d+) on, ")
 STANDS = re.compile(r"^STANDS (.*)$", re.MULTILINE)
 
-pytestmark = [needs_training, pytest.mark.timeout(3600)]
+pytestmark = [needs_training, pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @functools.cache
@@ -34,7 +43,7 @@ def beside() -> ThreadPoolExecutor:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        cases = chosen(metafunc.config.getoption("--full"))
+        cases = chosen(metafunc.config.getoption("--full")) if HAS_TRAINING else []
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
 
