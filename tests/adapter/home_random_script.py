@@ -48,6 +48,9 @@ def train(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any]
     losses, gradients, kept = {}, [], []
     function = gpt.forward_backward_function()
     try:
+        arm.begin()
+        arm.forward_backward(function)  # the job's first iteration is stock Megatron's
+        arm.end()
         for iteration in range(ITERATIONS):
             arm.begin()
             before = arm.states()

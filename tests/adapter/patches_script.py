@@ -231,7 +231,7 @@ def missing(bench: Bench) -> None:
             (None, False),
         )  # fmt: skip
         if config is None:
-            on_gpus_alone(name, entry)
+            resolved(name, entry)
             continue
         without_program = Job(config, 2, 2, program=program, clips=True, demo=demo)
         for target in entry.targets:
@@ -248,28 +248,34 @@ def missing(bench: Bench) -> None:
     trained_without(bench, "interleaved-messages", NATIVE, CHUNKS)
 
 
-def on_gpus_alone(name: str, entry: patches.Patch) -> None:
-    """What there would be made of a Megatron without one of the targets."""
-    job = Job(NATIVE, 2, device=True)
+def resolved(name: str, entry: patches.Patch) -> None:
+    """What there would be made of a Megatron without its targets: on GPUs, with replicas."""
+    job = Job(NATIVE, 2, replicas=2, device=True)
     assert entry.active(job), name
-    for target in entry.targets:
-        with without(target):
+    if entry.some:
+        with without(*filter(is_there, entry.targets[1:])):
+            assert name in patches.resolve(job).on, "the first is there"
+    for target in entry.targets[:1] if entry.some else entry.targets:
+        with without(*(filter(is_there, entry.targets) if entry.some else (target,))):
+            row = {"case": "missing", "entry": name, "target": target}
             try:
-                patches.resolve(job)
+                found = patches.resolve(job)
             except UnsupportedMegatron as error:
-                row = {"case": "missing", "entry": name, "target": target, "stock": str(error)}
-                say(row)
+                say({**row, "stock": str(error)})
+            else:
+                say({**row, "off": dict(found.off), "printed": found.lines()})
 
 
 @contextlib.contextmanager
-def without(target: str) -> Iterator[None]:
-    owner, name = find(target)
-    original = vars(owner)[name]
-    delattr(owner, name)
+def without(*targets: str) -> Iterator[None]:
+    were = [(owner, name, vars(owner)[name]) for owner, name in map(find, targets)]
+    for owner, name, _ in were:
+        delattr(owner, name)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        for owner, name, original in were:
+            setattr(owner, name, original)
 
 
 def activated(config: AdaptraConfig, **facts: bool) -> dict[str, Any]:

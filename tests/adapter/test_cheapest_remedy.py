@@ -56,11 +56,12 @@ def test_only_one_remedy_moves_work_in_an_iteration() -> None:
     found, _, _ = trained()
     one = found["routes leave all"]
     assert one["planned"] == 2
-    assert one["together"] == [counts == FULL for counts in one["counts"]]
-    assert [words == "stock" for words in one["shown"]] == [not both for both in one["together"]]
+    together = one["together"][1:]  # the first iteration is stock Megatron's
+    assert together == [counts == FULL for counts in one["counts"][1:]]
+    assert [words == "stock" for words in one["shown"][1:]] == [not both for both in together]
     apart = found["nothing cheaper"]
     assert apart["planned"] == 1
-    assert all(apart["together"]), "each replica has a plan of its own all the time"
+    assert all(apart["together"][1:]), "each replica has a plan of its own all the time"
 
 
 @pytest.mark.parametrize("name", KEPT)

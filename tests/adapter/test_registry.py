@@ -33,7 +33,11 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, Lasts, Patch, patch
 from megatron_adaptra.adapter.entry.activate import Activation
 
 HERE = Path(__file__).parent
-TARGETS = [(name, target) for name, entry in PATCHES.items() for target in entry.targets]
+TARGETS = [
+    (name, target)
+    for name, entry in PATCHES.items()
+    for target in (entry.targets[:1] if entry.some else entry.targets)
+]
 
 
 class Holder:
