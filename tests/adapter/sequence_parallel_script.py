@@ -17,7 +17,7 @@ from megatron.core.model_parallel_config import ModelParallelConfig  # noqa: E40
 from megatron.core.tensor_parallel import layers  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-from megatron_adaptra.adapter.pipeline.split import SplitBackward  # noqa: E402
+from megatron_adaptra.adapter.pipeline.split import SplitBackward, filling_order  # noqa: E402
 
 
 class TwoLayers(torch.nn.Module):
@@ -25,8 +25,9 @@ class TwoLayers(torch.nn.Module):
         super().__init__()
         init = torch.nn.init.xavier_normal_
         more = {"config": config, "init_method": init, "skip_bias_add": False, "bias": bias}
-        self.up = layers.ColumnParallelLinear(16, 32, gather_output=False, **more)
+        # In another order than forwards use them, as in Megatron's attention.
         self.down = layers.RowParallelLinear(32, 16, input_is_parallel=True, **more)
+        self.up = layers.ColumnParallelLinear(16, 32, gather_output=False, **more)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.nn.functional.gelu(self.up(x)[0]))[0]
@@ -42,15 +43,16 @@ def main() -> None:
                 tensor_model_parallel_size=2, sequence_parallel=sequence, params_dtype=torch.float32
             )
             model = TwoLayers(config, bias)
-            split = SplitBackward(model)
             # Two microbatches at once: what is put aside must not be overwritten by the second.
             inputs = [torch.randn(8, 2, 16, requires_grad=True) for _ in range(2)]
             gradients = [torch.randn(8, 2, 16) for _ in range(2)]
             whole = []
-            for x, gradient in zip(inputs, gradients, strict=True):
-                model(x).backward(gradient)
-                whole.append(x.grad)
-                x.grad = None
+            with filling_order([model]) as order:
+                for x, gradient in zip(inputs, gradients, strict=True):
+                    model(x).backward(gradient)
+                    whole.append(x.grad)
+                    x.grad = None
+            split = SplitBackward(model, order)
             expected = [p.grad.clone() for p in model.parameters()]
             model.zero_grad()
             asides = []
@@ -59,8 +61,11 @@ def main() -> None:
                 assert torch.equal(got, want), (sequence, bias)
                 assert all(p.grad is None for p in model.parameters())
                 asides.append(aside)
-            for aside in asides:
-                split.backward_weight(aside, together=True)
+            with filling_order([model]) as halves:
+                for aside in asides:
+                    split.backward_weight(aside, together=not sequence)
+            if sequence:  # one after the other, as where data-parallel buckets are reduced
+                assert list(halves) == list(order), bias
             for p, want in zip(model.parameters(), expected, strict=True):
                 assert torch.equal(p.grad, want), (sequence, bias)
     print("good", flush=True)

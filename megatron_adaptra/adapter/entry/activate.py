@@ -99,7 +99,7 @@ def activate(
     resolved, original = resolve(job), _schedule()
     from megatron_adaptra.adapter.pipeline.session import Session
 
-    session = Session(resolved.without_missing(config), row, resolved, device)
+    session = Session(resolved.without_missing(config), row, resolved, device, not program)
     for line in resolved.lines():
         session.context.say(line)
 

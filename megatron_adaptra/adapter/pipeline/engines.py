@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline import stock
@@ -24,7 +26,7 @@ from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
 from megatron_adaptra.adapter.pipeline.run import Run
-from megatron_adaptra.adapter.pipeline.split import SplitBackward
+from megatron_adaptra.adapter.pipeline.split import SplitBackward, filling_order
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
 from megatron_adaptra.ir.op import Kind
 
@@ -100,7 +102,17 @@ class Executor:
     def __init__(self, context: RankContext, counts: ByteCounts) -> None:
         self._context, self._counts = context, counts
         self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
+        self._order: dict[torch.nn.Parameter, None] = {}  # in which Megatron fills gradients
         self._random = HomeRandom()
+
+    @contextlib.contextmanager
+    def learning(self, arguments: ScheduleArgs) -> Iterator[None]:
+        """Around an iteration of Megatron's own, whose order of gradients is kept to."""
+        if self._context.config.engine != "executor":
+            yield
+            return
+        with filling_order(models_of(arguments)) as self._order:
+            yield
 
     def runs(self, arguments: ScheduleArgs) -> bool:
         """Whether the executor is wanted and can run this call of Megatron's schedule."""
@@ -119,7 +131,7 @@ class Executor:
         context, line, models = self._context, run.line, models_of(arguments)
         halves = any(op.kind is Kind.I for op in line)
         if halves and not self._splits:
-            self._splits = [SplitBackward(model) for model in models]
+            self._splits = [SplitBackward(model, self._order) for model in models]
         count_bytes = self._counts.due(run.program)
         self._random.begin(iteration)
         drawn = self._random if run.by_home and not no_states() else None

@@ -64,6 +64,7 @@ class Session:
         profile: what differs between releases of Megatron.
         patches: what this job may patch; nothing if None.
         device: what runs the ops.
+        own_loop: a user's own training loop calls us, not Megatron's program.
 
     Raises:
         BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
@@ -83,6 +84,7 @@ class Session:
         profile: Profile,
         patches: Resolved | None = None,
         device: Device = HOST,
+        own_loop: bool = False,
     ) -> None:
         patches = Resolved() if patches is None else patches
         self.context = context = RankContext.create(config, profile, patches, device)
@@ -121,6 +123,9 @@ class Session:
         self._steps = False  # an iteration's step is still to come, or under way
         self._anew = False  # the next iteration begins a new run
         self._apart = False  # replicas that are planned together are not, for now
+        # Whether numbers of microbatches may change in one replica alone.
+        self._counts_differ = own_loop and mpu.get_data_parallel_world_size() > 1
+        self._noted = False  # that they have
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward, in our order if the pipeline is ours.
@@ -156,6 +161,8 @@ class Session:
             collectives.in_step = True
         if self._apart:
             return self._run_apart(function, arguments)
+        if self._counts_differ and not self._anew and self._other_count(arguments):
+            return self._run_stock(function, arguments)
         run = self._run_for(arguments)
         if run is None:
             return self._run_stock(function, arguments)
@@ -215,7 +222,7 @@ class Session:
         """
         if self._homes is not None:
             arguments, self._batches = counted(arguments)
-        with self._watching(arguments):
+        with self._watching(arguments), self._executor.learning(arguments):
             return self._run_stock(function, arguments)
 
     def _watching(self, arguments: ScheduleArgs) -> contextlib.AbstractContextManager[None]:
@@ -231,6 +238,24 @@ class Session:
         if (collectives := self.small_collectives) is not None:
             collectives.take_spans()  # of no pipeline that is measured
         return self._run_stock(function, arguments)
+
+    def _other_count(self, arguments: ScheduleArgs) -> bool:
+        """Whether a call has another number of microbatches than the run, which then waits.
+
+        All ranks of the job begin a run together, and the other replicas may not have changed.
+        """
+        run = self.run
+        if run is None or run.microbatches == arguments["num_microbatches"]:
+            return False
+        run.wiring.small_collectives.take_spans()  # of no pipeline that is measured
+        if not self._noted:
+            self._noted = True
+            log_line(
+                f"{self.watchdog.name(self.context.worker)}: stock schedule: iterations with "
+                f"another number of microbatches than {run.microbatches}, as replicas may change "
+                "it one by one in a loop of one's own"
+            )
+        return True
 
     def iteration_done(self) -> None:
         """The optimizer step is over, and small collectives are torch's until the next iteration.

@@ -15,7 +15,7 @@ built with `delay_wgrad_compute`; their `backward_dw` belongs to the weight half
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -66,11 +66,16 @@ def _like(context: Any, **changed: Any) -> Any:
 
 
 class SplitBackward:
-    """The two halves for one `model` chunk; `split_reason` says whether there can be any."""
+    """The two halves for one `model` chunk; `split_reason` says whether there can be any.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        # The order in which data-parallel buckets are filled, the same on all replicas.
-        self._parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+    `order`: that of `filling_order`. Replicas whose last backward is whole start to reduce their
+    data-parallel buckets in that order.
+    """
+
+    def __init__(self, model: torch.nn.Module, order: Collection[torch.nn.Parameter] = ()) -> None:
+        place = {parameter: i for i, parameter in enumerate(order)}
+        backwards = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+        self._parameters = sorted(backwards, key=lambda p: place.get(p, len(place)))
         self._delaying = [m for m in model.modules() if _delays(m)]
         self._embedded: list[GradientEdge] = []
         self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
@@ -160,6 +165,29 @@ class SplitBackward:
     def _record(self, module: torch.nn.Module, _: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
             self._embedded.append(get_gradient_edge(output))
+
+
+@contextlib.contextmanager
+def filling_order(models: Sequence[torch.nn.Module]) -> Iterator[dict[torch.nn.Parameter, None]]:
+    """Record the order in which whole backwards complete the gradients of `models`.
+
+    Autograd goes by when forwards used a weight, not by when a model's constructor made it.
+    """
+    order: dict[torch.nn.Parameter, None] = {}
+
+    def filled(parameter: torch.nn.Parameter) -> None:
+        order.pop(parameter, None)
+        order[parameter] = None
+
+    hooks = [
+        p.register_post_accumulate_grad_hook(filled)
+        for model in models for p in model.parameters() if p.requires_grad
+    ]  # fmt: skip
+    try:
+        yield order
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def split_reason(model: torch.nn.Module, config: Any) -> str:

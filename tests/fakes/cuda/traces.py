@@ -58,7 +58,8 @@ class Rank:
         return Counter(call.name for calls in self.threads.values() for call in calls)
 
 
-def read(path: Path) -> Rank:
+def read(path: Path, passed: Collection[int] = ()) -> Rank:
+    """The trace in `path`, without calls of the iterations in `passed`."""
     rank, names, seen = Rank(), dict[str, str](), Counter[str]()
     streams: dict[str, dict[str, str]] = {}
     for line in path.read_text(errors="replace").splitlines():
@@ -73,20 +74,22 @@ def read(path: Path) -> Rank:
             rank.kernels[number] = name
         elif line:
             thread, call, stream, size, more = line.split("\t")
-            known = streams[names[thread]]
-            if stream != "-":
-                stream = known.setdefault(stream, str(len(known)))
-            rank.threads[names[thread]].append(Call(call, stream, size, more))
             if call == MARK:
                 rank.iterations.append(Counter())
             elif rank.iterations and call not in POLLED:
                 rank.iterations[-1][call] += 1
+            if len(rank.iterations) - 1 in passed:
+                continue
+            known = streams[names[thread]]
+            if stream != "-":
+                stream = known.setdefault(stream, str(len(known)))
+            rank.threads[names[thread]].append(Call(call, stream, size, more))
     return rank
 
 
-def read_all(folder: Path) -> dict[str, Rank]:
+def read_all(folder: Path, passed: Collection[int] = ()) -> dict[str, Rank]:
     """`rank-0` -> its trace. Processes that are no ranks, as torchrun's own, are left out."""
-    found = {path.stem: read(path) for path in sorted(folder.glob("rank-*.trace"))}
+    found = {path.stem: read(path, passed) for path in sorted(folder.glob("rank-*.trace"))}
     if not found:
         raise FileNotFoundError(f"{folder}: no rank-*.trace; was --trace given?")
     return found
@@ -124,9 +127,14 @@ def differences(first: Rank, second: Rank, without: Collection[str] = ()) -> Ite
         yield f"{place}\n  {one}\n  {two}"
 
 
-def compare(first: Path, second: Path, without: Collection[str] = ()) -> list[str]:
-    """The differences of two folders of traces, rank by rank; empty if there are none."""
-    ours, theirs = read_all(first), read_all(second)
+def compare(
+    first: Path, second: Path, without: Collection[str] = (), passed: Collection[int] = ()
+) -> list[str]:
+    """The differences of two folders of traces, rank by rank; empty if there are none.
+
+    `without`: names of calls, and `passed`: iterations, that are not compared.
+    """
+    ours, theirs = read_all(first, passed), read_all(second, passed)
     if set(ours) != set(theirs):
         return [f"ranks {sorted(ours)} and {sorted(theirs)}"]
     return [
