@@ -59,9 +59,9 @@ class History(Generic[T]):
         self._known.append((iteration, known))
 
     def around(self, since: int) -> tuple[list[T], list[T]]:
-        """Those just before iteration `since`, and the last ones after it."""
-        before = [known for i, known in self._known if since - BEFORE <= i < since]
-        return before, [known for i, known in self._known if since < i][-AFTER:]
+        """The last ones before iteration `since`, and after it; some are not measured."""
+        before = [known for i, known in self._known if since - BEFORE - AFTER <= i < since]
+        return before[-BEFORE:], [known for i, known in self._known if since < i][-AFTER:]
 
 
 def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) -> Compared | None:

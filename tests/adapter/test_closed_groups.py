@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +139,14 @@ class Layer(torch.autograd.Function):
 def nothing() -> None: ...
 
 
+def within(module: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `module` that calls another `function`."""
+    its: dict[str, Any] = {"__name__": module, "function": function}
+    exec("def call(*args, **kwargs): return function(*args, **kwargs)", its)
+    made: Callable[..., Any] = its["call"]
+    return made
+
+
 def meetings(group: Any) -> dict[str, Any]:
     one, many = torch.ones(2), torch.ones(4)
     bound = dist.all_reduce  # before anything is watched
@@ -197,20 +205,34 @@ def test_gradients_that_go_round_once_are_no_meeting() -> None:
     def finalize() -> None:
         dist.all_reduce(torch.ones(1), group=outside)
 
-    theirs: dict[str, Any] = {
-        "__name__": "megatron.core.distributed.param_and_grad_buffer", "call": finalize,
-    }  # fmt: skip
-    exec("def start_grad_sync(): call()", theirs)
     watch = OpWatch({0, 1}, {0})
     with watch.watching(finalize):
         finalize()
         assert watch.met is None
     with watch.watching():
-        theirs["start_grad_sync"]()
-        assert watch.met is None
+        for module in ("distributed.param_and_grad_buffer", "timers"):
+            within(f"megatron.core.{module}", finalize)()
+            assert watch.met is None
         finalize()
     assert watch.met is not None
     watch.close()
+
+
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize(
+    "module", ["adapter.step.planned_collectives", "runtime.collectives.small_collectives"]
+)
+def test_what_stands_in_for_a_function_of_torchs_has_not_called_it(module: str) -> None:
+    become(0, 4)
+    outside, given = dist.new_group([0, 2]), torch.ones(1)
+    stand_in = within(f"megatron_adaptra.{module}", dist.all_reduce)
+    ours = within("megatron_adaptra.adapter.step.idle_losses", dist.all_reduce)
+    with contextlib.closing(OpWatch({0, 1}, {0})) as watch, watch.watching():
+        ours(given, group=outside)
+        assert watch.met is None
+        stand_in(given, group=outside)
+    assert watch.met is not None
+    assert watch.met.why.startswith(f"{__name__}.test_what_stands_in")
 
 
 @pytest.mark.usefixtures("nobody")

@@ -44,7 +44,7 @@ def test_a_rank_that_is_later_than_a_shorter_limit_of_ours_is_awaited(
 
 
 @pytest.mark.parametrize(
-    ("transport", "place"), [("engine", "norm:4"), ("gloo", "forward:3"), ("gloo", "norm:4")]
+    ("transport", "place"), [("engine", "norm:6"), ("gloo", "forward:3"), ("gloo", "norm:6")]
 )
 def test_a_rank_that_is_later_than_megatrons_limit_is_named(
     transport: str, place: str, tmp_path: Path

@@ -143,8 +143,11 @@ def test_the_first_iteration_on_a_plan_and_two_outliers_do_not_count() -> None:
         found = compared(seconds, 3, control=control)
         assert found == Compared(Outcome(1.1, 2.1), Outcome(1.2, 2.0))
     assert compared(seconds[:-1], 3) is None
-    for missing in (1, 2, 4, 5, 6, 7):
+    for missing in (4, 5, 6, 7):
         assert compared(seconds, 3, [missing]) is None
+    # Of those before, the last two that are known.
+    assert compared(seconds, 3, [1]) == Compared(Outcome(5.1, 2.1), Outcome(9.0, 2.0))
+    assert compared(seconds, 3, [0, 1]) is None
 
 
 @pytest.mark.parametrize("longer", [6, 20, 60])

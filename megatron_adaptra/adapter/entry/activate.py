@@ -176,6 +176,10 @@ def _schedule() -> Any:
     for target, other in zip(PATCHES["schedule"].present()[1:], others, strict=True):
         if other is not first:
             raise misfit(f"something else has replaced {target}")
-    if reason := not_megatrons(first()):
+    try:
+        reason = not_megatrons(first())
+    except Exception as error:
+        raise misfit(f"get_forward_backward_func() has failed: {error!r}") from error
+    if reason:
         raise misfit(reason)
     return first

@@ -237,12 +237,18 @@ class Plugin:
     def _save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         if self.session is not None:
-            from megatron_adaptra.adapter.entry import checkpoint
-
-            given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-            if not given.get("non_persistent_ckpt"):  # which Megatron deletes soon
-                self.session.guard.later(checkpoint.save, self.session, given["iteration"])
+            self.session.guard.call(self._save_plan, wrapped, args, kwargs)
         return result
+
+    def _save_plan(self, save: Any, args: Any, kwargs: Any) -> None:
+        """Write our file into the checkpoint that a call of `save` has made."""
+        from megatron_adaptra.adapter.entry import checkpoint
+
+        given = {"iteration": args[0]} if args else kwargs
+        with contextlib.suppress(TypeError, ValueError):  # it has no signature of Megatron's
+            given = {**given, **inspect.signature(save).bind(*args, **kwargs).arguments}
+        if not given.get("non_persistent_ckpt"):  # which Megatron deletes soon
+            self.session.guard.later(checkpoint.save, self.session, given["iteration"])
 
     def _pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Whatever ends training, its own exit conditions included, ends the plugin too."""

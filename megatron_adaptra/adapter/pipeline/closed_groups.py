@@ -46,7 +46,7 @@ def configured(config: Any, models: Sequence[Any]) -> list[Tie]:
     `config`: the model's; `models`: this rank's chunks. A tie may lie within one replica.
     """
     found = [
-        (_experts(), "experts are shared"),
+        (mpu.get_expert_tensor_and_model_parallel_group(), "experts are shared"),
         (_amaxes(config), "FP8 with delayed scaling reduces amaxes over replicas in each op"),
         (_balance(config), "the auxiliary loss is global (global_aux_loss)"),
         *((group, "weights are shared over replicas") for group in _shards(config)),
@@ -98,12 +98,6 @@ def beyond(own: Iterable[Tie], others: Iterable[Tie]) -> str:
     """
     mine = {rank for tie in own for rank in tie.ranks}
     return next((tie.why for tie in others if not mine.issuperset(tie.ranks)), "")
-
-
-def _experts() -> Any:
-    if mpu.get_expert_model_parallel_world_size() == 1:
-        return None
-    return mpu.get_expert_tensor_and_model_parallel_group()
 
 
 def _amaxes(config: Any) -> Any:

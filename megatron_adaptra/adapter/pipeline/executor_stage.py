@@ -182,7 +182,8 @@ class MegatronStage:
         """B3: Megatron's backward step."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
         held = self._held.pop(key_of(op))
-        self.sync.before_weights(op)
+        weights = op if op.kind is Kind.B else op._replace(kind=Kind.W)
+        self.sync.before_weights(weights)
         self.mailbox.probe.op_begins()
         self._gradients[key_of(op)] = call(
             schedules.backward_step,
@@ -197,11 +198,14 @@ class MegatronStage:
         if self.splits:
             self.splits[op.chunk].backward_dw()
         self.mailbox.probe.op_ends(op)
-        self.sync.after_weights(op)
+        self.sync.after_weights(weights)
         self.meter.release(key_of(op))
 
     def backward_input(self, op: Op) -> None:
-        """I3: the gradient of the input; those of weights are stored."""
+        """I3: the gradient of the input; those of weights are stored, where there are halves."""
+        if self.splits[op.chunk].whole(self._held[key_of(op)].output):
+            self.backward(op)
+            return
         gradient = None if self._is_last(op) else self.mailbox.take(op)
         held, timers = self._held.pop(key_of(op)), self.config.timers
         self.mailbox.probe.op_begins()
@@ -220,8 +224,12 @@ class MegatronStage:
         self.meter.hold_half(key_of(op), store.tensors())
 
     def backward_weight(self, op: Op) -> None:
-        """W3: the gradients of the weights."""
-        store = self._stores.pop(key_of(op))
+        """W3: the gradients of the weights, unless I3 has computed them."""
+        store = self._stores.pop(key_of(op), None)
+        if store is None:
+            self.mailbox.probe.op_begins()
+            self.mailbox.probe.op_ends(op)
+            return
         self.sync.before_weights(op)
         self.mailbox.probe.op_begins()
         self.splits[op.chunk].backward_weight(store, together=self.sync.paused)

@@ -21,13 +21,20 @@ from torch.distributed import distributed_c10d as c10d
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.adapter.pipeline.closed_groups import Tie
 
-# Of Megatron: gradients and parameters of data-parallel ranks, which go round once per iteration,
-# whatever the order of ops.
+# Of Megatron: gradients and parameters of data-parallel ranks, and barriers of its timers, which
+# come once per iteration, whatever the order of ops.
 _ONCE = (
+    "megatron.core.timers",
     "megatron.core.distributed.param_and_grad_buffer",
     "megatron.core.distributed.finalize_model_grads",
 )
 _OURS = "megatron_adaptra."
+# Called in place of torch's functions, by the callers of these.
+_STAND_INS = (
+    "megatron_adaptra.adapter.compat.patch_attr",
+    "megatron_adaptra.adapter.step.planned_collectives",
+    "megatron_adaptra.runtime.collectives.small_collectives",
+)
 
 
 class OpWatch:
@@ -125,7 +132,7 @@ def _meeting(name: str, ranks: frozenset[int], finalize: CodeType | None) -> Tie
             return None
         if module == c10d.__name__:
             name = frame.f_code.co_name
-        elif not caller and module.partition(".")[0] != "torch":
+        elif not caller and module not in _STAND_INS and module.partition(".")[0] != "torch":
             if module.startswith(_OURS):
                 return None
             caller = f"{module}.{frame.f_code.co_name}"

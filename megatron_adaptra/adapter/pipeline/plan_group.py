@@ -13,7 +13,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP, Tie, components, own_ranks
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids, visible_pids
-from megatron_adaptra.transport.descriptors import descriptors_left, room
+from megatron_adaptra.transport.descriptors import descriptors_left, room, too_few
 
 _serial = 0  # of the connections to come: a job may make some, and others when these are gone
 
@@ -77,11 +77,15 @@ class PlanGroup:
         )  # fmt: skip
         gathered = from_all_ranks(mine)
         tied, locations, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
-        own, others = (itertools.chain.from_iterable(kind) for kind in zip(*tied, strict=True))
+        own, others = (list(itertools.chain(*kind)) for kind in zip(*tied, strict=True))
         beside, across = list[Tie](), list[Tie]()  # at one stage, or over stages
         for tie in others:
             (beside if len({stages[rank] for rank in tie.ranks}) == 1 else across).append(tie)
         keys, reasons = components(own, beside, len(gathered))
+        joined = next(iter(reasons.values()), "")
+        if joined and too_few(descriptors_left(keys, rooms)):  # none is planned for so many
+            keys, _ = components(own, [], len(gathered))
+            across, joined = [*across, Tie((), joined)], ""
         if together:
             keys = [0] * len(keys)
         key = keys[dist.get_rank()]
@@ -95,7 +99,7 @@ class PlanGroup:
         return cls(
             members, tuple(clock_ids(locations)), stages, visible_pids(locations, dist.get_rank()),
             plans[members[0]], known, serial, left, tuple(where.host for where in locations),
-            next(iter(reasons.values()), ""),
+            joined,
         )  # fmt: skip
 
     @property

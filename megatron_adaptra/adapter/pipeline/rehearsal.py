@@ -58,13 +58,14 @@ _DOCTOR = "`adaptra doctor` on both hosts looks for the reason"
 class Rehearsal:
     """A rehearsal tries this rank's own messages once in a job, beside Megatron's.
 
-    `context`: of this rank. `at`: the iteration, -1 until the job's first one is known, and where
-    there is nothing to rehearse.
+    `context`: of this rank. `at`: the earliest iteration for it, -1 until the job's first one is
+    known, and where there is nothing to rehearse. Iterations that Megatron skips put it off.
     """
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self.at = -1
+        self._begun = self._settled = False
         self._reason = ""  # why it has failed here
         self._waited = False  # it is that a message of another rank was not there
         self._shadow: _Shadow | None = None
@@ -87,7 +88,11 @@ class Rehearsal:
 
         Raises nothing of its own.
         """
-        if iteration != self.at:
+        if self.at < 0 or iteration < self.at or self._begun:
+            yield
+            return
+        self._begun = True
+        if not run.stock:  # these messages are used by now
             yield
             return
         self._context.probe.spoilt("its messages were sent a second time, to rehearse ours")
@@ -101,14 +106,15 @@ class Rehearsal:
         if self._shadow is not None and not self._reason:
             self._try(self._shadow.ended)
 
-    def settle(self, run: Run, iteration: int) -> str:
-        """Before `iteration`: why no rank leaves stock any more; empty where nothing speaks for it.
+    def settle(self, run: Run) -> str:
+        """Why no rank leaves stock any more, or an empty string; before the iteration after it.
 
         A collective of all ranks, once. Waits for messages that are still under way, for
         `waits.REHEARSAL` seconds.
         """
-        if self.at < 0 or iteration != self.at + 1:
+        if self._settled or not self._begun:
             return ""
+        self._settled = True
         shadow, self._shadow = self._shadow, None
         host = run.wiring.plan_group.names[dist.get_rank()]
         why = self._anywhere(host)  # who has failed has sent no more: nobody waits for that

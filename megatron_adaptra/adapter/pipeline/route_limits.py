@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel import random
 
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
 from megatron_adaptra.adapter.pipeline.home_random import no_states, own_generator
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.config import AdaptraConfig
@@ -66,7 +67,7 @@ def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
     """
     if found.get(APART):
         return ALIKE
-    if found.get(ROUTES):
+    if found.get(ROUTES) or found.get(WARMUP):
         return NO_ROUTES
     return asked if executes and not found.get(MOVED) else "swap"
 

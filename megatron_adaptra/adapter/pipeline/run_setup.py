@@ -165,6 +165,7 @@ def _prepare(
     start = _starting(context, wiring, means)
     resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
     tries = means.searches and (means.split or means.recompute) and not start.stock
+    tries = tries and (watch is None or watch.watched)  # one replica alone may try
     first_trial = trial(start, means.split, means.recompute) if tries else None
     links, cross = None, wiring.cross
     if cross is not None:  # all ranks open those of a checkpoint's plan now
@@ -318,6 +319,8 @@ def _resumed(
     try:
         schedule, delays = fits.take(state)
         mode = mode_of(config.reroute, wiring.plan_group.limits, means.executes)
+        if means.pinned and schedule.order != start.order:
+            raise Unfit("the warmup stays as it is")
         if not allows(mode, schedule):
             raise Unfit("it has routes between replicas that this job cannot have")
         return schedule, delays

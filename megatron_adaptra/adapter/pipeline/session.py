@@ -155,7 +155,7 @@ class Session:
         if reason or self.config.engine == "stock":
             return self._run_stock(function, arguments)
         self.iteration_done()
-        if self.run is None and self._watch is not None and not self._watch.watched:
+        if self.run is None and self._watched_first(arguments):
             return self._run_watched(function, arguments)
         if (collectives := self.small_collectives) is not None:
             collectives.in_step = True
@@ -166,8 +166,8 @@ class Session:
         run = self._run_for(arguments)
         if run is None:
             return self._run_stock(function, arguments)
-        data, homes = None, self._homes
-        if ROUTES in run.wiring.plan_group.limits:
+        data, homes, limits = None, self._homes, run.wiring.plan_group.limits
+        if ROUTES in limits:
             homes = None
         if homes is not None:
             data = homes.begin(only(arguments["data_iterator"]), run.microbatches)
@@ -178,13 +178,15 @@ class Session:
         probe.begin(self.iteration, run.stock)
         if run.wiring.probes is not None:
             self.guard.later(run.probe_links, True)
-        with self._watching(arguments):
+        with self._watching(arguments), self._rehearsed(run, arguments):
             if not run.stock and self._executor.runs(arguments):
                 result = self._executor.run(run, arguments, self.iteration)
             else:
                 by_megatron = run_measured if run.stock else run_native
-                with self._counts.around(run.program, arguments), self._rehearsed(run, arguments):
+                with self._counts.around(run.program, arguments):
                     result = by_megatron(self.context, run, function, arguments)
+        if self._watch is not None and self._watch.met and WARMUP not in limits:
+            self.context.say(f"the order of ops stays as it is: {self._watch.met.why}")
         if data is not None:
             data.end()
         if self.stage == self.stages - 1 and run.idle:
@@ -214,6 +216,19 @@ class Session:
         begun = self.run is not None and not self.run.abandoned
         self.iteration += not begun and not arguments.get("forward_only")
         return result
+
+    def _watched_first(self, arguments: ScheduleArgs) -> bool:
+        """Whether the next iteration is stock's and watched: the first one of several replicas.
+
+        A job that may not have the memory for it begins with its own order, the same in all
+        replicas, and is watched in that.
+        """
+        config, watch = self.config, self._watch
+        if watch is None or watch.watched:
+            return False
+        recomputes = config.recompute and config.policy != "adaptive"
+        short = config.budget.microbatches < min(self.stages, arguments["num_microbatches"])
+        return not (short or (recomputes and self._executor.runs(arguments)))
 
     def _run_watched(self, function: Any, arguments: ScheduleArgs) -> Any:
         """The first iteration of several replicas: Megatron's own, of which we see who meets whom.
@@ -326,7 +341,7 @@ class Session:
         """
         before, self.run = self.run, None
         rehearsal = self._rehearsal
-        if before and rehearsal and (why := rehearsal.settle(before, self.iteration)):
+        if before and rehearsal and (why := rehearsal.settle(before)):
             self._leave(before, why)
             return None
         anew, self._anew = self._anew, False
@@ -365,7 +380,10 @@ class Session:
         if watch is not None:
             watch.close()
             waited = None if context.device.behind else context.probe.waited
-            self._watch = OpWatch(wiring.plan_group.alike, closed_groups.at_my_stage(), waited)
+            own, group = closed_groups.at_my_stage(), wiring.plan_group
+            alike = group.alike if group.joined else own
+            watched, self._watch = watch.watched, OpWatch(alike, own, waited)
+            self._watch.watched = watched
         return wiring
 
     def _start(
@@ -376,7 +394,9 @@ class Session:
             stock_until = self._rehearsal.stock_until(self.iteration, arguments)
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration, stock_until=stock_until,
-            executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
+            executes=self._executor.runs(arguments), announce=self.announce,
+            # Replicas begin alike: each one's plan may be another.
+            resumes=resumes and (self._watch is None or self._watch.watched),
             watch=self._watch,
         )  # fmt: skip
 

@@ -76,6 +76,7 @@ class SplitBackward:
         place = {parameter: i for i, parameter in enumerate(order)}
         backwards = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         self._parameters = sorted(backwards, key=lambda p: place.get(p, len(place)))
+        self._whole: bool | None = None  # see `whole`
         self._delaying = [m for m in model.modules() if _delays(m)]
         self._embedded: list[GradientEdge] = []
         self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
@@ -98,6 +99,16 @@ class SplitBackward:
         """Where autograd is to stop in the microbatch whose forward has just run."""
         edges, self._embedded = self._embedded, []
         return edges
+
+    def whole(self, output: torch.Tensor) -> bool:
+        """Whether a microbatch with this `output` can only run a whole backward.
+
+        So it is with reentrant checkpoints of a user's own (torch.utils.checkpoint), which run a
+        backward of their own that knows no halves. The first microbatch shows it.
+        """
+        if self._whole is None:
+            self._whole = _checkpoints(output)
+        return self._whole
 
     def backward_input(
         self,
@@ -218,6 +229,20 @@ def _delays(module: torch.nn.Module) -> bool:
         and bool(getattr(config, "delay_wgrad_compute", False))
         and type(module).__module__.endswith("transformer_engine")
     )
+
+
+def _checkpoints(output: torch.Tensor) -> bool:
+    """Whether the graph of an `output` has a node of torch's reentrant checkpoints."""
+    nodes, seen = [output.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        nodes += [more for more, _ in node.next_functions]
+    return False
 
 
 def _run_backward(
