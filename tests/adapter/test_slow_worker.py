@@ -45,7 +45,8 @@ def test_every_op_of_that_worker_alone_waits(engine: str) -> None:
             assert one["waits"] == [], worker
     waits = found["1.0"]["waits"]
     ops = {"native": 8, "stock": 8, "executor": 4 * len("FIWR")}[engine]
-    each = {0: 8}  # the first iteration is stock's
+    # The first iteration is stock's, unless it keeps fewer activations than that.
+    each = {} if engine == "executor" else {0: 8}
     wanted = [(i, 2.0 if i >= SLOW else 0.0) for i in range(6) for _ in range(each.get(i, ops))]
     assert [(iteration, times) for iteration, times, *_ in waits] == wanted
     slow = [wait for wait in waits if wait[0] >= SLOW]
