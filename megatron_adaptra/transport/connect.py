@@ -61,12 +61,12 @@ def connect(store: Any, me: int, size: int, timeout: float, devices: Sequence[An
     return dist.ProcessGroupGloo(store, me, size, options)
 
 
-def torch_waits() -> float:
-    """Seconds that torch waits for a rank: Megatron's `--distributed-timeout-minutes`.
+def torch_waits(group: Any = None) -> float:
+    """Seconds that torch waits for a rank of a `group`, by default the one of all ranks.
 
-    That is the timeout of the default process group; 0 if its backends have none.
+    In Megatron's program that is `--distributed-timeout-minutes`; 0 if its backends have none.
     """
-    group = dist.distributed_c10d._get_default_group()
+    group = group or dist.distributed_c10d._get_default_group()
     theirs = 0.0
     for device in group._device_types:
         with contextlib.suppress(AttributeError, RuntimeError):  # some backends have no options

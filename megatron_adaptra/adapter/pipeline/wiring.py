@@ -118,11 +118,11 @@ class RankContext:
         The settings' `timeout` becomes what may end a training: Megatron's own, and the seconds to
         name the rank that is late besides.
         """
-        limit = torch_waits() or config.timeout
+        group = mpu.get_pipeline_model_parallel_group()
+        limit = torch_waits(group) or config.timeout
         # Torch names nobody, so a line does a little before that ends.
         late = min(config.timeout, max(limit - waits.CHAIN, limit / 2))
         config = replace(config, timeout=min(limit + waits.CHAIN, waits.FOREVER))
-        group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         why = apart(config, device.behind) if config.reroute != "off" else "off"
         replicas = [0] if why else _replicas()
