@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Does the suite notice? Put one deliberate fault after the other into a copy, and run its tests.
 
-    scripts/faults.py --jobs 3     all of tests/faults, three at a time
-    scripts/faults.py late-swap    this one; several may be named
-    scripts/faults.py --list
+    .venv/bin/python scripts/faults.py --jobs 3    all of tests/faults, three at a time
+    .venv/bin/python scripts/faults.py late-swap   this one; several may be named
+    .venv/bin/python scripts/faults.py --list
 
-A fault is caught if its tests pass without it, and one of them fails with it, twice. Prints the
-table of tests/faults/README.md: what caught it, and whether scripts/test.sh runs that test with
---quick already, by default, or with --full only. Exit status 1 unless all are caught.
+A fault is caught if its tests pass without it, and one of them fails with it, twice. Prints a table
+of what caught each. Exit status 1 unless all are caught.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ changed = helpers.naive_recompile
 helpers.ParallelCompile = functools.partial(helpers.ParallelCompile, needs_recompile=changed)
 runpy.run_path("setup.py", run_name="__main__")
 """
-MODES = ("--quick", "", "--full")  # of scripts/test.sh, which hands them on to pytest
-NO_TESTS = 5  # pytest's exit status when all were deselected
 LIMIT = 1800.0  # seconds of one run of a fault's tests
 BUILDING = 600.0  # seconds of building the engine
 HANG, TIMES = 60.0, 5.0  # with a fault a test hangs after these, or so many times all without it
@@ -65,12 +62,11 @@ class NotCaught(Exception):
 
 @dataclass
 class Outcome:
-    """`mode`: the first of MODES in which a test has caught it."""
+    """What has become of a fault: the test that has noticed it, or the `problem`."""
 
     id: str
     wrong: str
     caught_by: str = ""
-    mode: str = ""
     seconds: float = 0.0
     problem: str = ""
 
@@ -95,7 +91,7 @@ class Copy:
         return cls(folder)
 
     @contextmanager
-    def changed(self, path: Path, text: str, python: str) -> Iterator[None]:
+    def changed(self, path: Path, text: str) -> Iterator[None]:
         """A file is `text`, and the engine is built anew if that is its code; then as before.
 
         Raises NotCaught if it cannot be built.
@@ -104,23 +100,21 @@ class Copy:
         path.write_text(text)
         try:
             if path.suffix == ".cpp":
-                self._build(python)
+                self._build()
             yield
         finally:
             for file, content in before.items():
                 file.write_bytes(content)
 
-    def _build(self, python: str) -> None:
-        words = [python, "-c", BUILD, "-q", "build_ext", "--inplace", "--force"]
+    def _build(self) -> None:
+        words = [sys.executable, "-c", BUILD, "-q", "build_ext", "--inplace", "--force"]
         done = subprocess.run(
             words, cwd=self.folder, capture_output=True, text=True, timeout=BUILDING
         )
         if done.returncode or "error:" in done.stderr:  # the engine is optional: then it goes on
             raise NotCaught(f"the engine cannot be built with it:\n{done.stderr[-2000:]}")
 
-    def pytest(
-        self, python: str, words: Sequence[str], hang: float | None
-    ) -> subprocess.CompletedProcess[str]:
+    def pytest(self, words: Sequence[str], hang: float | None) -> subprocess.CompletedProcess[str]:
         """Run pytest here; raises NotCaught when it does not end. Nothing of it is left behind.
 
         `hang`: seconds after which a test, and what it waits for, is given up; None: the suite's.
@@ -129,7 +123,7 @@ class Copy:
             **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
         if hang is not None:
             command.append(f"--timeout={hang:.0f}")
             environment["ADAPTRA_TEST_PATIENCE"] = f"{hang:.0f}"
@@ -144,9 +138,7 @@ class Copy:
             return subprocess.CompletedProcess(command, status, output.read())
 
 
-def run_tests(
-    copy: Copy, python: str, words: Sequence[str], hang: float | None = None
-) -> tuple[list[str], int]:
+def run_tests(copy: Copy, words: Sequence[str], hang: float | None = None) -> tuple[list[str], int]:
     """Node ids of the tests that fail, and how many pass. Errors around tests do not count.
 
     Raises NotCaught if there is an error and no failure, or no report.
@@ -154,7 +146,7 @@ def run_tests(
     report = copy.folder / "report.xml"
     report.unlink(missing_ok=True)
     options = ["-q", "-x", "-o", "junit_family=xunit1", f"--junitxml={report}"]
-    result = copy.pytest(python, [*options, *words], hang)
+    result = copy.pytest([*options, *words], hang)
     last = "\n".join(result.stdout.splitlines()[-15:])
     if not report.is_file():
         raise NotCaught(f"pytest ended with status {result.returncode} and no report:\n{last}")
@@ -172,17 +164,9 @@ def run_tests(
             passed += 1
     if errors and not failed:
         raise NotCaught(f"an error, not a failing test: {errors[0]}")
-    if not failed and result.returncode not in (0, NO_TESTS):
+    if not failed and result.returncode != 0:
         raise NotCaught(f"pytest ended with status {result.returncode}:\n{last}")
     return failed, passed
-
-
-def python_of(newest: bool) -> str:
-    """The interpreter of scripts/test.sh for a fault's tests."""
-    if not newest:
-        return sys.executable
-    venv = os.environ.get("ADAPTRA_VENV") or ROOT / ".venv"
-    return f"{venv}-newest/bin/python"
 
 
 class Judge:
@@ -197,50 +181,42 @@ class Judge:
         outcome = Outcome(fault.id, fault.wrong)
         try:
             path, text = changed(fault, self._copy.folder)
-            self._look_in_every_mode(fault, path, text, outcome)
+            outcome.caught_by = self._caught_by(fault.tests, path, text, outcome)
         except Misfit as misfit:
             outcome.problem = f"does not fit any more: {misfit}"
         except NotCaught as why:
             outcome.problem = f"NOT CAUGHT: {why}"
         return outcome
 
-    def _look_in_every_mode(self, fault: Fault, path: Path, text: str, outcome: Outcome) -> None:
-        python, ran = python_of(fault.newest), 0
-        for mode in MODES:
-            if fault.newest and mode == "--quick":
-                continue  # which has one release of Megatron, the older one
-            option = [mode] if mode else []
-            passing, seconds = self._without(python, (*option, *fault.tests))
-            ran += passing
-            if not passing:
-                continue
-            hang = max(HANG, TIMES * seconds)
-            with self._copy.changed(path, text, python):
-                began = time.monotonic()
-                failed, _ = run_tests(self._copy, python, [*option, *fault.tests], hang)
-                outcome.seconds = time.monotonic() - began
-                if not failed:
-                    continue
-                again, _ = run_tests(self._copy, python, [*option, failed[0]], hang)
-            if not again:
-                raise NotCaught(f"{failed[0]} fails by chance: the second time it passes")
-            outcome.caught_by, outcome.mode = failed[0], mode
-            return
-        raise NotCaught("all its tests pass" if ran else "its tests are all skipped here")
+    def _caught_by(self, tests: tuple[str, ...], path: Path, text: str, outcome: Outcome) -> str:
+        """The test that fails with the fault; raises NotCaught."""
+        passing, seconds = self._without(tests)
+        if not passing:
+            raise NotCaught("its tests are all skipped here")
+        hang = max(HANG, TIMES * seconds)
+        with self._copy.changed(path, text):
+            began = time.monotonic()
+            failed, _ = run_tests(self._copy, tests, hang)
+            outcome.seconds = time.monotonic() - began
+            if not failed:
+                raise NotCaught("all its tests pass")
+            again, _ = run_tests(self._copy, failed[:1], hang)
+        if not again:
+            raise NotCaught(f"{failed[0]} fails by chance: the second time it passes")
+        return failed[0]
 
-    def _without(self, python: str, words: tuple[str, ...]) -> tuple[int, float]:
-        """How many of these tests pass without a fault, in how many seconds.
+    def _without(self, tests: tuple[str, ...]) -> tuple[int, float]:
+        """How many of these `tests` pass without a fault, in how many seconds.
 
         Raises NotCaught if one fails.
         """
-        key = (python, *words)
-        if key not in self._passing:
+        if tests not in self._passing:
             began = time.monotonic()
-            failed, passed = run_tests(self._copy, python, words)
+            failed, passed = run_tests(self._copy, tests)
             if failed:
                 raise NotCaught(f"{failed[0]} fails without the fault, too")
-            self._passing[key] = passed, time.monotonic() - began
-        return self._passing[key]
+            self._passing[tests] = passed, time.monotonic() - began
+        return self._passing[tests]
 
 
 def judged(
@@ -253,9 +229,9 @@ def judged(
     """
     fork = multiprocessing.get_context("fork")
     # Those with the same tests stay together: these pass without a fault, or not, for all of them.
-    by_tests: dict[tuple[tuple[str, ...], bool], list[Fault]] = {}
+    by_tests: dict[tuple[str, ...], list[Fault]] = {}
     for fault in faults:
-        by_tests.setdefault((fault.tests, fault.newest), []).append(fault)
+        by_tests.setdefault(fault.tests, []).append(fault)
     groups = list(by_tests.values())
     taken = fork.Value("i", 0)
     workers = {}
@@ -310,13 +286,12 @@ def _judge(
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown for tests/faults/README.md."""
-    rows = ["| fault | what is wrong | caught by | in | s |", "|---|---|---|---|---:|"]
+    """Markdown."""
+    rows = ["| fault | what is wrong | caught by | s |", "|---|---|---|---:|"]
     for o in outcomes:
         test = o.caught_by.partition("[")[0].removeprefix("tests/")
         by = f"`{test}`" if o.caught_by else o.problem.partition("\n")[0]
-        mode = "" if o.problem else f"`{o.mode}`" if o.mode else "default"
-        rows.append(f"| {o.id} | {o.wrong} | {by} | {mode} | {o.seconds:.0f} |")
+        rows.append(f"| {o.id} | {o.wrong} | {by} | {o.seconds:.0f} |")
     return "\n".join(rows)
 
 
@@ -345,7 +320,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no copy stays behind
     for outcome in judged(faults, options.jobs, Copy.of_checkout):
         outcomes.append(outcome)
-        found = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
+        found = outcome.problem or f"caught by {outcome.caught_by}"
         print(f"{outcome.id}: {found} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
     places = {fault.id: place for place, fault in enumerate(faults)}
     outcomes.sort(key=lambda outcome: places[outcome.id])

@@ -16,8 +16,8 @@ from megatron_adaptra.telemetry.report import StageReport
 class Trials(Generic[P, K]):
     """Which change has made iterations slower, and which kind of plan is not tried for now.
 
-    The control of a plan is what the ops of one microbatch take: stages that take longer explain
-    slower iterations.
+    The control of a plan is what the forward of a microbatch takes: stages on which it takes longer
+    explain slower iterations.
 
     Args:
         start: the schedule to come back to; changes to it and from it are kinds of their own.
@@ -48,7 +48,7 @@ class Trials(Generic[P, K]):
             seconds: of the iteration before; None if not known.
             changed: something is other than before, so that a comparison shows nothing of the plan.
         """
-        last, self._last = self._last, (iteration, _microbatch_seconds(reports))
+        last, self._last = self._last, (iteration, _forward_seconds(reports))
         if seconds is not None and last is not None and last[0] == iteration - 1:
             self._history.add(iteration - 1, Measured(seconds, last[1]))
         if self._trial is None or iteration < self.since:
@@ -108,13 +108,10 @@ class Trials(Generic[P, K]):
         return self._to_start if schedule.same_as(self.start) else self._from_start
 
 
-def _microbatch_seconds(reports: Collection[StageReport]) -> float:
-    """What the ops of one microbatch took on the slowest stage, by the wall clock.
+def _forward_seconds(reports: Collection[StageReport]) -> float:
+    """What a microbatch's forward took on the slowest stage, by the wall clock.
 
-    On crowded cores that grows with what else runs there, which is no fault of a plan.
+    On crowded cores that grows with what else runs there, which is no fault of a plan. A plan may
+    itself make backwards longer: it runs them in halves, or forwards again.
     """
-    walls = [report.wall for report in reports]
-    return max(
-        wall.get("F", 0.0) + (wall.get("B") or wall.get("I", 0.0) + wall.get("W", 0.0))
-        for wall in walls
-    )
+    return max(report.wall.get("F", 0.0) for report in reports)

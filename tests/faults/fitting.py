@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from fitting_engine import SOURCES, definitions, places, texts, tokens
 
-FAULTS = Path(__file__).parent
+FAULTS = Path(__file__).with_name("sentinels.yaml")
 PACKAGE = "megatron_adaptra"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -30,8 +30,7 @@ class Fault:
     """`where`: a function or class such as `Ballot.offer`, found once in the whole package, or a
     function of the engine such as `Mark::at`.
     `find`: an expression or statements that stand in it `times` times; `put`: what replaces them.
-    `tests`: files or node ids of pytest, the quickest first, of which one has to fail. `newest`:
-    they need Megatron's training program, and so the newest megatron-core.
+    `tests`: files or node ids of pytest, the quickest first, of which one has to fail.
     """
 
     id: str
@@ -41,7 +40,6 @@ class Fault:
     put: str
     tests: tuple[str, ...]
     times: int = 1
-    newest: bool = False
 
     @property
     def engine(self) -> bool:
@@ -50,12 +48,9 @@ class Fault:
 
 
 def load() -> list[Fault]:
-    """All faults, in the order of the files and of their entries."""
-    found = []
-    for file in sorted(FAULTS.glob("*.yaml")):
-        for entry in yaml.safe_load(file.read_text()):
-            found.append(Fault(**{**entry, "tests": tuple(entry["tests"])}))
-    return found
+    """All faults, in the order of the file."""
+    entries = yaml.safe_load(FAULTS.read_text())
+    return [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
 def changed(fault: Fault, root: Path) -> tuple[Path, str]:

@@ -1,7 +1,5 @@
 """scripts/faults.py: what counts as caught, in a package of one function."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,24 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.cold  # a dozen runs of pytest
 
 CODE = "def half(x):\n    return x / 2\n"
-CONFTEST = """
-def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true")
-    parser.addoption("--full", action="store_true")
-
-def pytest_collection_modifyitems(config, items):
-    left_out = "large" if not config.getoption("--full") else "no name"
-    items[:] = [item for item in items if left_out not in item.name]
-"""
 TESTS = """
 import pathlib, pytest
 from megatron_adaptra.sums import half
 
 def test_of_four():
     assert half(4) == 2
-
-def test_of_one_large():
-    assert half(1) == 0.5
 
 def test_of_three():
     assert half(3) == 1
@@ -55,7 +41,7 @@ def package(folder: Path) -> Copy:
     (folder / "tests").mkdir()
     for name, text in (
         ("megatron_adaptra/__init__.py", ""), ("megatron_adaptra/sums.py", CODE),
-        ("tests/conftest.py", CONFTEST), ("tests/test_sums.py", TESTS),
+        ("tests/test_sums.py", TESTS),
     ):  # fmt: skip
         (folder / name).write_text(text)
     return Copy(folder)
@@ -68,19 +54,11 @@ def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("put", "test", "mode"),
-    [
-        ("x / 3", "test_of_four", "--quick"),
-        ("x / 3", "test_of_what_is_shared", "--quick"),
-        ("x // 2", "test_of_one_large", "--full"),
-    ],
-)
-def test_caught_in_the_first_mode_that_has_the_test(tmp_path, put, test, mode):
-    outcome = look_at(tmp_path, "x / 2", put, test)
-    assert (outcome.caught_by, outcome.mode) == (f"tests/test_sums.py::{test}", mode)
-    assert outcome.problem == ""
-    assert f"| x | It is wrong. | `test_sums.py::{test}` | `{mode}` |" in table([outcome])
+@pytest.mark.parametrize("test", ["test_of_four", "test_of_what_is_shared"])
+def test_caught(tmp_path, test):
+    outcome = look_at(tmp_path, "x / 2", "x / 3", test)
+    assert (outcome.caught_by, outcome.problem) == (f"tests/test_sums.py::{test}", "")
+    assert f"| x | It is wrong. | `test_sums.py::{test}` |" in table([outcome])
 
 
 @pytest.mark.parametrize(
@@ -112,13 +90,3 @@ def test_several_are_looked_at_side_by_side_each_in_its_own_copy():
     for fault in faults:
         assert (found.pop(fault.id) == "") == (fault.put == "x / 3")
     assert not found
-
-
-def test_one_of_them_that_ends_early_is_named():
-    def killed(folder: Path) -> Copy:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
-
-    fault = Fault("x", "It is wrong.", "half", "x / 2", "x / 3", ("tests/test_sums.py",))
-    with pytest.raises(RuntimeError, match="looks at faults ended with -9"):
-        list(judged([fault], 2, killed))

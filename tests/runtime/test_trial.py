@@ -179,17 +179,19 @@ def test_iterations_that_only_jitter_are_not_slower() -> None:
     assert wrong <= 20
 
 
-def undone(seconds: Sequence[float], stages: Sequence[float]) -> int | None:
+def undone(seconds: Sequence[float], stages: Sequence[float], halves: float = 0.0) -> int | None:
     """Of a plan that is expected to take as long as the one before, the iteration that undoes it.
 
     It comes into force after BEFORE + 1 of the `seconds` of iterations. `stages`: seconds that a
-    microbatch takes in each of them.
+    microbatch takes in each of them. `halves`: seconds of the plan's backward in two halves.
     """
     trials: Trials[Plan, Conditions] = Trials(PLAN.schedule, ReplanPolicy())
     for i, last in enumerate([None, *seconds]):
         if i == BEFORE:
             trials.swapped(Change("", PLAN, PLAN, CONDITIONS), BEFORE)
         wall = {"F": stages[min(i, len(stages) - 1)], "B": 0.0}
+        if i >= BEFORE and halves:
+            wall |= {"B": 0.0, "I": halves / 2, "W": halves / 2}
         trials.observe(i, [report(0, iteration=i, wall=wall)], last, changed=False)
         if trials.slower is not None:
             return i
@@ -210,6 +212,11 @@ def test_what_is_longer_than_each_iteration_before_is_undone(longer: float, in_v
     stages = [1.0] * BEFORE + [longer] * (1 + in_vain + AFTER)
     assert undone(seconds, stages) == len(seconds)
     assert undone([*seconds[:-1], 1.3], stages) is None
+
+
+def test_halves_that_take_longer_than_whole_backwards_are_no_excuse() -> None:
+    seconds = [1.0] * (BEFORE + 1) + [1.5] * AFTER
+    assert undone(seconds, [1.0], halves=0.5) == len(seconds)
 
 
 def test_what_stages_take_longer_explains_as_much_of_an_iteration() -> None:

@@ -333,6 +333,13 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: _executes(job) and job.config.policy in ("adaptive", *SPLITTING),
         feature="backwards in halves",
     ),
+    "user-checkpoints": Patch(
+        _in("torch.utils.checkpoint:CheckpointFunction", "forward"),
+        "sees which microbatches have a backward of their own that cannot be halved",
+        Lasts.ITERATION, "engine executor, policy adaptive, zb-h1 or zb-h2",
+        lambda job: _executes(job) and job.config.policy in ("adaptive", *SPLITTING),
+        feature="backwards in halves",
+    ),
     "recompute": Patch(
         _in(_RERUNS, "validate_result"),
         "validates no loss a second time when a forward is recomputed",

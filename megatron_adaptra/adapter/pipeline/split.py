@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core.tensor_parallel import layers
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
 
 from megatron_adaptra.adapter.compat.patches import patch
 
@@ -76,7 +77,7 @@ class SplitBackward:
         place = {parameter: i for i, parameter in enumerate(order)}
         backwards = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         self._parameters = sorted(backwards, key=lambda p: place.get(p, len(place)))
-        self._whole: bool | None = None  # see `whole`
+        self._has_checkpoints = False  # that some forward has run, see `whole`
         self._delaying = [m for m in model.modules() if _delays(m)]
         self._embedded: list[GradientEdge] = []
         self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
@@ -86,10 +87,17 @@ class SplitBackward:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While forwards run: where embeddings are in their graphs."""
+        """While forwards run: where embeddings are in their graphs; torch's checkpoints."""
         hooks = [m.register_forward_hook(self._record) for m in self._embeddings]
+        original = CheckpointFunction.forward
+
+        def forward(*args: Any) -> Any:
+            self._has_checkpoints = True
+            return original(*args)
+
         try:
-            yield
+            with patch("user-checkpoints", forward=forward):
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -104,11 +112,9 @@ class SplitBackward:
         """Whether a microbatch with this `output` can only run a whole backward.
 
         So it is with reentrant checkpoints of a user's own (torch.utils.checkpoint), which run a
-        backward of their own that knows no halves. The first microbatch shows it.
+        backward of their own that knows no halves. Only where one has run is the graph looked at.
         """
-        if self._whole is None:
-            self._whole = _checkpoints(output)
-        return self._whole
+        return self._has_checkpoints and _checkpoints(output)
 
     def backward_input(
         self,
