@@ -8,7 +8,7 @@ find_python() {
   local version candidate candidates=() ask
   ask='import sys, venv, ensurepip; v = "%d.%d" % sys.version_info[:2]; print(sys.executable) if v in sys.argv[1:] else sys.exit(1)'
   if [ $# = 0 ]; then
-    set -- 3.11 3.12 3.10 3.13
+    set -- 3.12 3.13 3.11 3.10 # megatron-core has its training program in wheels for 3.12 alone
     if [ -n "${ADAPTRA_PYTHON:-}" ]; then
       "$ADAPTRA_PYTHON" -c "$ask" "$@" 2>/dev/null && return
       echo "adaptra: ADAPTRA_PYTHON=$ADAPTRA_PYTHON has to be a Python 3.10 to 3.13 with venv" >&2
@@ -29,11 +29,11 @@ find_python() {
 }
 
 # make_venv [--no-megatron-core] [--cuda] FOLDER EXTRAS [PYTHON]: create or complete an environment with torch,
-# megatron-core, us and our EXTRAS (demo,dev). A torch installed for that Python is reused.
+# megatron-core, us with the engine, and our EXTRAS (demo,test). A torch installed for that Python is reused.
 # --no-megatron-core: for checkouts of Megatron-LM, which are to be what is imported.
 # --cuda: torch's build for GPUs, also on a machine without one (docs/testing.md says what for).
 make_venv() {
-  local core=1 cuda="" folder extras python sum extra index=() new="" system=() ask='import torch'
+  local core=1 cuda="" folder extras python sum extra missing=() building="" system=() ask='import torch'
   while :; do
     case $1 in
       --no-megatron-core) core="" ;;
@@ -52,30 +52,58 @@ make_venv() {
   # With names: what is built changes when a file of the engine moves, too.
   sum=$(cd "$lib_root" && find pyproject.toml setup.py scripts/lib.sh csrc/rdma_offload -type f |
     LC_ALL=C sort | xargs cksum | cksum)
-  for extra in ${extras//,/ } ${cuda:+cuda}; do
-    grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
+  for extra in base ${cuda:+cuda} ${extras//,/ }; do
+    grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || missing+=("$extra")
   done
-  [ -n "$new" ] || return 0
+  [ ${#missing[@]} -gt 0 ] || return 0
   local pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input -q install)
-  if ! "$folder/bin/python" -c "$ask" 2>/dev/null; then
-    echo "adaptra: installing torch${cuda:+ for CUDA} in $folder (once)" >&2
-    # One for CPUs, which may be there, has the number that is asked for, too.
-    [ -z "$cuda" ] || "$folder/bin/python" -m pip -q uninstall -y torch 2>/dev/null || true
-    # Without a GPU the wheels for CPUs do, which are smaller; where their index cannot be reached, the others.
-    [ -n "$cuda" ] || command -v nvidia-smi >/dev/null ||
-      index=(--retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu)
-    { [ ${#index[@]} -gt 0 ] && "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" "${index[@]}" 2>/dev/null; } ||
-      "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" || "${pip[@]}" torch || return 1
+  if [[ " ${missing[*]} " = *" base "* ]]; then
+    # The engine is compiled while torch comes.
+    "${pip[@]}" "setuptools>=68" wheel "pybind11>=2.13" || return 1
+    (cd "$lib_root" && "$folder/bin/python" setup.py -q build_ext --inplace) >"$folder/adaptra-build.log" 2>&1 &
+    building=$!
   fi
-  echo "adaptra: installing megatron-adaptra[$extras]${core:+ and megatron-core} in $folder" >&2
-  # megatron-core's own requirements pull in what only other parts of it need; ours are in [demo].
-  [ -z "$core" ] || "${pip[@]}" --no-deps "megatron-core${ADAPTRA_MEGATRON:->=0.14}" || return 1
-  "${pip[@]}" -e "$lib_root[$extras]" || return 1
+  _install_torch "$folder" "$cuda" "$ask" || { [ -z "$building" ] || kill "$building"; return 1; }
+  if [ -n "$building" ]; then
+    wait "$building" || true # without an engine messages go over gloo
+    echo "adaptra: installing megatron-adaptra${core:+ and megatron-core} in $folder" >&2
+    # megatron-core's own requirements pull in what only other parts of it need; ours are in [demo].
+    [ -z "$core" ] || "${pip[@]}" --no-deps "megatron-core${ADAPTRA_MEGATRON:->=0.14}" || return 1
+    "${pip[@]}" --no-build-isolation -e "$lib_root[$extras]" || return 1
+  else
+    echo "adaptra: installing what $extras needs in $folder" >&2
+    "$folder/bin/python" - ${extras//,/ } >"$folder/adaptra-needs.txt" <<'END' || return 1
+import sys
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+
+for need in map(Requirement, requires("megatron-adaptra")):
+    if need.marker and any(need.marker.evaluate({"extra": extra}) for extra in sys.argv[1:]):
+        need.marker = None
+        print(need)
+END
+    "${pip[@]}" -r "$folder/adaptra-needs.txt" || return 1
+  fi
   if [ -z "$core" ] && "$folder/bin/python" -c 'import megatron.core' 2>/dev/null; then
     echo "adaptra: $folder has a megatron-core of its own, which would hide the checkout's; remove it" >&2
     return 1
   fi
-  printf "$sum %s\n" ${extras//,/ } ${cuda:+cuda} >>"$folder/adaptra.stamp"
+  printf "$sum %s\n" "${missing[@]}" >>"$folder/adaptra.stamp"
+}
+
+# _install_torch FOLDER CUDA ASK: torch in an environment, if its Python cannot do what ASK says.
+_install_torch() {
+  local folder=$1 cuda=$2 index=() version="torch==${ADAPTRA_TORCH:-2.13.0}"
+  local pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input -q install)
+  if "$folder/bin/python" -c "$3" 2>/dev/null; then return; fi
+  echo "adaptra: installing torch${cuda:+ for CUDA} in $folder (once)" >&2
+  # One for CPUs, which may be there, has the number that is asked for, too.
+  [ -z "$cuda" ] || "$folder/bin/python" -m pip -q uninstall -y torch 2>/dev/null || true
+  # Without a GPU the wheels for CPUs do, which are smaller; where their index cannot be reached, the others.
+  [ -n "$cuda" ] || command -v nvidia-smi >/dev/null ||
+    index=(--retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu)
+  if [ ${#index[@]} -gt 0 ]; then "${pip[@]}" "$version" "${index[@]}" 2>/dev/null && return; fi
+  "${pip[@]}" "$version" || "${pip[@]}" torch
 }
 
 # build_engine PYTHON: the C++ engine in the source tree, if that Python cannot import it. Needs no network and no pip:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["chance"]
+pytest_plugins = ["inconclusive"]
 
 settings.register_profile(
     "adaptra",

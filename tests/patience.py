@@ -15,8 +15,8 @@ PATIENCE = float(os.environ.get("ADAPTRA_TEST_PATIENCE", 300))
 class TooLate(AssertionError):
     """What was awaited is right, but took longer than a limit that a busy machine alone may break.
 
-    scripts/test.sh runs a test that raises it once more, alone (chance.py), if the test is marked
-    with what it needs. Never for wrong results, nor for what does not come at all (PATIENCE).
+    Where the machine was short of cores meanwhile, the test is inconclusive (inconclusive.py), else
+    it has failed. Never for wrong results, nor for what does not come at all (PATIENCE).
     """
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
@@ -19,6 +23,9 @@ from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.failure_log import FailureLog
 from megatron_adaptra.runtime.signals import ExitOnSignal
+
+# Modules whose code is on the way to what a rank really does.
+_NO_PLACE = ("megatron_adaptra.", "torch.distributed.c10d_logger", "threading")
 
 
 class Watchdog:
@@ -67,8 +74,13 @@ class Watchdog:
         """What this rank was doing and the `reason` of its end; written into the failure log."""
         return self._describe(reason)
 
-    def _describe(self, reason: str, peer: int | None = None) -> str:
-        """`peer`: the worker that does not answer, if there is time to ask why."""
+    def _describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
+        """`peer`: the worker that does not answer, if there is time to ask why.
+
+        `place`: where the main thread is, which counts unless it waits for a message.
+        """
+        if self.waits_for is None:
+            reason = place + reason
         own = f"{self.name(self.worker)} {self._doing()}{reason}"
         missing = self.failure_log.missing()
         text = own + "".join(f"; {what}: {_ranks(ranks)}" for what, ranks in missing.items())
@@ -98,7 +110,12 @@ class Watchdog:
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signum) is not signal.SIG_DFL:
             return lambda: None
-        return ExitOnSignal(signum, self.describe).undo
+
+        def message() -> str:
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            return self._describe(place=_place(traceback.walk_stack(frame)))
+
+        return ExitOnSignal(signum, message).undo
 
     def failure_message(self, error: BaseException) -> str:
         """What to say when `error` ends training because a peer is gone; else an empty string."""
@@ -106,8 +123,24 @@ class Watchdog:
             return str(error)
         text = str(error).lower()  # gloo's word for a peer that died during a collective
         if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
-            return self.describe()
+            place = _place(reversed([*traceback.walk_tb(error.__traceback__)]))
+            return self._describe(f": {error}", place=place)
         return ""
+
+
+def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Where code is, for a reader who looks for the rank that the others wait for.
+
+    `frames`, with their lines, the innermost first. Of a collective of torch's: who has called it.
+    """
+    collective = ""
+    for frame, line in frames:
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.distributed_c10d":
+            collective = f"torch's {function}, called by "
+        elif not module.startswith(_NO_PLACE):
+            return f", in {collective}{function} ({Path(frame.f_code.co_filename).name}:{line})"
+    return ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:

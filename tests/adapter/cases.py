@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-from pairwise import Row, covering, rows
+from pairwise import Row, cover, pairs, rows
 
 from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.ir.conditions import Conditions, both_ways
@@ -18,7 +18,6 @@ from megatron_adaptra.plan.fixed.interleaved import interleaved_line
 # and with deeper ones.
 POLICIES = ("1f1b", "adaptive", "zb-h1", "zb-h2", "interleaved")
 NATIVE = ("native", "stock interleaved", *(f"native interleaved {i}" for i in range(3)))
-RELEASES = ("0.16 or older", "0.17 or newer")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ def planned(stages: int, microbatches: int, recompute: bool) -> str:
 
 
 AXES = {
-    "release": RELEASES,
     "layout": tuple(LAYOUTS),
     "shape": tuple(dict.fromkeys(name for _, shapes in LAYOUTS.values() for name in shapes)),
     "schedule": (*POLICIES, *NATIVE),
@@ -116,15 +114,17 @@ def possible(row: Row) -> bool:
 
 
 @cache  # adaptive plans take their time
-def chosen(release: str, everything: bool) -> list[tuple[str, Case]]:
-    """Layout and case: all of a release, or its share of those in which every pair of values is."""
-    found = rows(AXES, possible) if everything else covering(AXES, possible)
-    return [(row["layout"], case(row)) for row in found if row["release"] == release]
+def chosen(most: str) -> list[tuple[str, Case]]:
+    """Layout and case: "all", or those in which every pair of values is, or each "value" once."""
+    found = list(rows(AXES, possible))
+    if most != "all":
+        found = cover(found, pairs if most == "pairs" else lambda row: set(row.items()))
+    return [(row["layout"], case(row)) for row in found]
 
 
 def matrix(layout: str) -> list[Case]:
     """A layout's cases of our executor, for scripts/gpu_check.sh."""
-    axes = {**AXES, "release": RELEASES[:1], "layout": (layout,), "schedule": POLICIES}
+    axes = {**AXES, "layout": (layout,), "schedule": POLICIES}
     return [case(row) for row in rows(axes, possible)]
 
 

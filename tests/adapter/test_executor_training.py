@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patience import decided
 from trainings import (
     DROPOUT,
     HALF,
@@ -50,12 +49,6 @@ class Case:
 
 # What USUAL is combined with saves checkpoints, which are compared, too.
 CASES = {
-    "evaluations and checkpoints between halves": Case(USUAL, H1),
-    "a slow link in little memory": Case(
-        USUAL,
-        (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "4",
-         "--adaptra-emulate-link", "2-3:40ms"),
-    ),
     "memory in bytes": Case(
         USUAL, (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "740kB")
     ),
@@ -64,12 +57,8 @@ CASES = {
     ),
     "a batch size that grows": Case(("--rampup-batch-size", "4", "4", "80", *SAVE), H1),
     "experts and their auxiliary loss": Case((*EXPERTS, *USUAL), H1),
-    "loss per token": Case(("--calculate-per-token-loss", *SAVE), H1),
-    "chunks, recomputed": Case((*CHUNKS, *USUAL), (*ON, "--adaptra-recompute")),
     "chunks of experts": Case((*CHUNKS, *EXPERTS, *SAVE), ON),
     "tensor parallel": Case((*HALF, "--tensor-model-parallel-size", "2", *USUAL), H1),
-    "data parallel, buckets": Case((*HALF, "--overlap-grad-reduce", "--bf16", *SAVE), H2),
-    "distributed optimizer": Case((*HALF, *OVERLAP), H1),
     "distributed optimizer and chunks": Case((*HALF, *CHUNKS, *OVERLAP), ON),
 }  # fmt: skip
 
@@ -83,14 +72,6 @@ def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
     assert len(ours.done.printed) >= 12, "overflown iterations print no loss"
     assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", text)
     assert "native engine" not in text
-
-
-@pytest.mark.timing
-def test_what_is_known_of_memory_makes_a_plan(tmp_path: Path) -> None:
-    case = CASES["memory in bytes"]
-    text = trained(tmp_path, 4, *case.flags, *case.ours).done.text
-    print([line for line in text.splitlines() if line.startswith("adaptra: ")])
-    decided("a plan for memory before the training ends", "its memory is for" in text)
 
 
 def interrupted(out: Path, *flags: str) -> tuple[list[object], list[list[int]], list[list[int]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from running import zygote
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.large, pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).with_name("faulty_counts_script.py")
 FULL, SHARED = [4, 4], [6, 2]

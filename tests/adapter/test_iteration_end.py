@@ -35,10 +35,7 @@ SAVE = ("--save-interval", "8")
 SKIP = ("--iterations-to-skip", *map(str, range(5, 13)))
 CASES: dict[str, tuple[str, ...]] = {  # flags of both trainings
     "run again": (*DROPOUT, *RERUNS, *TIMERS, "--log-num-zeros-in-grad", *SAVE),
-    "run again, tensor parallel": (*HALF, "--tensor-model-parallel-size", "2", *RERUNS, *SAVE),
-    "clipping, saved and evaluated in between": USUAL,
     "overflows of some stages": (*USUAL, *SCALED, *OVERFLOWS, "--clip-grad", "2"),
-    "data parallel, skipped in a row": (*HALF, *SAVE, *SKIP),
     "skipped in a row, evaluated in between": (*EVALUATION, *SAVE, *SKIP),
     "nothing can wait": ("--bf16", "--grad-reduce-in-bf16", "--clip-grad", "0", *SAVE),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_a_rank_that_is_later_than_a_shorter_limit_of_ours_is_awaited(
     assert "from stage 1 (rank 3); training goes on if it comes within" in texts[1]
 
 
+@pytest.mark.parametrize("collectives", ["on", "auto"])
+def test_a_rank_that_is_late_twice_is_awaited_each_time(collectives: str, tmp_path: Path) -> None:
+    """Together longer than the limit: ranks that know their step's results do not run ahead."""
+    flags = ("--adaptra-small-collectives", collectives)
+    status, texts = late(tmp_path, 14, 20, "norm:7,skip:7", *flags)
+    assert status == 0, "\n".join(texts)[-4000:]
+    assert texts[3].count("late for") == 2
+
+
+def printed_by(texts: list[str]) -> list[str]:
+    return [line for text in texts for line in text.splitlines() if "adaptra: " in line]
+
+
 @pytest.mark.parametrize(
     ("transport", "place"), [("engine", "norm:6"), ("gloo", "forward:3"), ("gloo", "norm:6")]
 )
@@ -52,5 +66,22 @@ def test_a_rank_that_is_later_than_megatrons_limit_is_named(
     flags = ("--adaptra-transport", transport, "--adaptra-small-collectives", "on")
     status, texts = late(tmp_path, PATIENCE, 20, place, *flags)
     assert status != 0
-    printed = [line for text in texts[:3] for line in text.splitlines() if "adaptra: " in line]
-    assert any("stage 1 (rank 3)" in line for line in printed), "\n".join(texts)[-4000:]
+    named = any("stage 1 (rank 3)" in line for line in printed_by(texts[:3]))
+    assert named, "\n".join(texts)[-4000:]
+
+
+@pytest.mark.parametrize("place", ["save:5", "evaluation:5", "skip:7"])
+def test_where_a_collective_of_torchs_ends_each_rank_says_where_it_was(
+    place: str, tmp_path: Path
+) -> None:
+    """So that the one that was not in it is found."""
+    status, texts = late(tmp_path, PATIENCE, 20, place)
+    assert status != 0
+    waited = re.compile(
+        r"stage \d \(rank [0-2]\) was in .*, in torch's \w+, called by \w+ \(\w+.py:"
+    )
+    found = any(waited.search(line) for line in printed_by(texts[:3]))
+    assert found, "\n".join(texts)[-4000:]
+    late_one = "stage 1 (rank 3) was in "
+    (line,) = [line for line in printed_by(texts[3:]) if late_one in line]
+    assert "in late (late_rank_pretrain.py:" in line

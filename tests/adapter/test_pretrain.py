@@ -69,7 +69,6 @@ def test_losses_and_evaluations_are_those_of_stock(plain: Done, adapted: Done) -
     assert re.search(r"^user flag: \S+adapted$", adapted.text, re.MULTILINE)
 
 
-@pytest.mark.timing
 def test_a_slow_link_costs_less_than_in_stock(adapted: Done, folder: Path) -> None:
     slow_stock = train(folder / "slow", 4, *SLOW, "--adaptra-engine", "stock", iterations=8)
     deepest = max(adapted.plans[0])

@@ -58,8 +58,6 @@ def swapped(done: Done) -> bool:
 
 SWAPPED = {
     "dropout, evaluations": (*DROPOUT, *EVALUATION, *SAVES),
-    "sharded and overlapped, loader's processes": (*SHARDED, *SAVES, "--num-workers", "2"),
-    "a batch size that ramps up": (*DROPOUT, *RAMP),
 }
 
 
@@ -112,12 +110,9 @@ def routed(folder: Path, move: str, *flags: str) -> Done:
 
 
 MOVED = {
-    "re-routed, evaluations": ("re-route", EVALUATION),
     "shifted, sharded and overlapped, loader's processes": (
         "shift", (*SHARDED[:2], "--num-workers", "2")
     ),
-    "an idle worker": ("idle", EVALUATION),
-    "an idle worker, a loss per token": ("idle", ("--calculate-per-token-loss",)),
     "an idle worker, sharded and overlapped": ("idle", SHARDED[:2]),
     "iterations run again": (
         "re-route", ("--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7,1:9")
@@ -208,51 +203,11 @@ def test_a_resumed_training_keeps_its_routes_and_stocks_bits(folder: Path) -> No
     in_time("milliseconds of an iteration", ours.milliseconds(), 6 * 100)
 
 
-RESUMED = {
-    "one replica": (2, SWAPS[:3], "in 2 replicas, this job has 2 stages"),
-    "apart": (RANKS, ("--adaptra",), "in 2 replicas, this job has 2 stages"),
-    "cyclic": (RANKS, (*SWAPS, "--dataloader-type", "cyclic"), "that this job cannot have"),
-}
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("name", RESUMED)
-def test_resumed_where_there_can_be_no_routes_it_starts_without(name: str, folder: Path) -> None:
-    ranks, flags, words = RESUMED[name]
-    ours = from_saved(folder, name, ranks, *flags)
-    (line,) = re.findall(r"adaptra: the checkpoint's plan does not fit, (.*)", ours.text)
-    assert words in line
-    assert len(ours.numbers) == ITERATIONS - SAVED
-
-
 REFUSED = {
-    "one replica": (2, (), "each replica is planned by itself: there is one replica"),
-    "virtual stages": (
-        RANKS, ("--num-layers-per-virtual-pipeline-stage", "1"),
-        "each replica is planned by itself: there are virtual stages",
-    ),
-    "experts": (
-        RANKS, ("--num-experts", "2", "--expert-model-parallel-size", "2"),
-        "each replica is planned by itself: replicas share experts\n"
-        "replicas run the same order of ops: experts are shared",
-    ),
-    "engine stock": (
-        RANKS, ("--adaptra-engine", "stock"),
-        "each replica is planned by itself: --adaptra-engine stock plans nothing",
-    ),
-    "a fixed policy": (
-        RANKS, ("--adaptra-policy", "1f1b"),
-        "each replica is planned by itself: --adaptra-policy 1f1b never changes",
-    ),
     "another loader": (
         RANKS, ("--dataloader-type", "cyclic"),
         "work for other replicas is not possible: the data come from a RerunDataIterator, not "
         "from Megatron's loader",
-    ),
-    "random states": (
-        RANKS, ("--data-parallel-random-init", *DROPOUT),
-        "work for other replicas is not possible: random states differ between replicas "
-        "(--data-parallel-random-init)",
     ),
     "a loss over replicas": (
         RANKS, ("--user-loss", "all"),

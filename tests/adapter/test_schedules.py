@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import LAYOUTS, RELEASES, Case, chosen
+from cases import LAYOUTS, Case, chosen
 from packaging.version import Version
 from running import zygote
 
 from megatron_adaptra.adapter.compat.profiles import installed_version
 
 HERE = Path(__file__).parent
-RELEASE = RELEASES[installed_version() >= Version("0.17")]
+NEWEST = installed_version() >= Version("0.17")
 
 
 def selected(config: pytest.Config) -> list[tuple[str, Case]]:
-    """All with --full; a covering selection without; of that, few stages with --quick."""
-    found = chosen(RELEASE, config.getoption("--full"))
+    """All with --full; every pair of values without, of an old release each value; of these, few
+    stages with --quick."""
+    found = chosen("all" if config.getoption("--full") else "pairs" if NEWEST else "value")
     quick = config.getoption("--quick")
     return [(layout, case) for layout, case in found if not quick or layout in ("pp2", "pp3")]
 

@@ -43,8 +43,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     ),
 }
 BY_DEFAULT = {
-    ("pp2", "executor", 1), ("early sends", "native", 32), ("pp2 x dp2", "native", 32),
-    ("chunks", "native", 1), ("in between", "native", 1),
+    ("pp2", "executor", 1), ("pp2 x dp2", "native", 32),
 }  # fmt: skip
 
 

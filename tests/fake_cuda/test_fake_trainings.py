@@ -31,7 +31,7 @@ LAYOUTS: dict[str, Any] = {
     "tp2 x pp2": (("--tensor-model-parallel-size", "2"), {"ranks": 4}),
 }
 BY_DEFAULT = {
-    ("pp4", 32), ("pp2 x dp2, distributed optimizer", 1), ("chunks", 32), ("tp2 x pp2", 1),
+    ("pp2 x dp2, distributed optimizer", 1), ("chunks", 32),
 }  # fmt: skip
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from fake_runs import run_script
+
+pytestmark = pytest.mark.large
 
 
 def test_a_graph_runs_when_it_is_launched_and_not_before() -> None:

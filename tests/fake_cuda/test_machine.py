@@ -12,6 +12,8 @@ from fake_runs import run_script
 from fakes.cuda import building, machine, traces
 from patience import PATIENCE
 
+pytestmark = pytest.mark.large
+
 TRACE = """\
 # thread 0 python
 0\tcudaStreamCreateWithPriority\t{stream}\t-\t

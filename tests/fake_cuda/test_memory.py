@@ -9,6 +9,8 @@ import pytest
 from fake_runs import run_script
 from patience import in_some_run
 
+pytestmark = pytest.mark.large
+
 MIB = 1 << 20
 
 

@@ -12,6 +12,8 @@ import pytest
 from fake_runs import first_report, run_script
 from patience import in_some_run
 
+pytestmark = pytest.mark.large
+
 RUNS = 20  # at most, until one is quick
 
 

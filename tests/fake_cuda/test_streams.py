@@ -12,6 +12,8 @@ import pytest
 from fake_runs import run_script
 from patience import in_some_run
 
+pytestmark = pytest.mark.large
+
 
 def scenario(name: str, **options: Any) -> Any:
     (found,) = run_script("streams_script.py", name, kernel_us=1000, **options)

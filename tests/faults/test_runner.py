@@ -8,7 +8,7 @@ from fitting import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.cold  # a dozen runs of pytest
+pytestmark = [pytest.mark.large, pytest.mark.cold]  # a dozen runs of pytest
 
 CODE = "def half(x):\n    return x / 2\n"
 TESTS = """

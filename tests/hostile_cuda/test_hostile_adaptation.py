@@ -24,6 +24,7 @@ from megatron_adaptra.transport.engine import bindings
 
 _MISSING = build.missing() or bindings.missing()
 pytestmark = [
+    pytest.mark.large,
     pytest.mark.cold,
     pytest.mark.timing,
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-"),

@@ -14,6 +14,7 @@ from fakes.hostile_cuda.cuda import NO_TIMING, Cuda, CudaError
 from fakes.hostile_cuda.driver import HOSTILE, SIMPLE, TIMED, Driver, mix
 
 pytestmark = [
+    pytest.mark.large,
     pytest.mark.cold,
     pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "-"),
 ]

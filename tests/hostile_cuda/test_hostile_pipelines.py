@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-"),
 ]
 QUEUES, CHUNKS, ORDERS = (1, 8, 32), (1, 2), (NATIVE, EXECUTOR)
-SEEDS = {2: 50, 4: 25, 8: 12}  # by stages, of which each queue, chunk and order gets its share
+SEEDS = {2: 24, 4: 12, 8: 6}  # by stages, of which each queue, chunk and order gets its share
 ALL, BLOCK = 1000, 250
 
 

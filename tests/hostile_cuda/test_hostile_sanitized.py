@@ -11,6 +11,8 @@ import pytest
 from fakes.hostile_cuda import build
 from hostile_cuda.jobs import EXECUTOR, NATIVE
 
+pytestmark = pytest.mark.large
+
 PROGRAM = Path(__file__).with_name("sanitized.py")
 SUPPRESSIONS = Path(build.__file__).with_name("tsan.supp")
 # Runtime libraries of the compiler, flags, and options.

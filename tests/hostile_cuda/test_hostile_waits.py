@@ -11,6 +11,8 @@ from fakes.hostile_cuda.waits import names
 from hostile_cuda.batches import run_removed
 from hostile_cuda.jobs import EXECUTOR, Job
 
+pytestmark = pytest.mark.large
+
 SEEDS = 50
 # Calls that wait, or ask whether something is over.
 CALL = re.compile(

@@ -24,6 +24,8 @@ from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan import evaluate, make_plan
 
+pytestmark = pytest.mark.large
+
 NEAR = 1e-6  # what the rounding to ticks may cost, relative
 TIGHT = 1e-9
 

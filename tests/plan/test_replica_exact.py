@@ -18,7 +18,7 @@ from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.plan.reroute import plan_replicas
 from megatron_adaptra.sim.clock import simulate
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.large, pytest.mark.long]
 
 CASES, OPS = 20, 20_000  # of 200, with a part of the search; docs/evidence/planner.md has them all
 ALMOST_ALL = 0.8

@@ -11,12 +11,12 @@ from soft_roce.every_case import CASES
 from megatron_adaptra.transport.engine.bindings import missing
 
 SECONDS = 1500  # for all cases; nothing is measured with it
-# What measures takes a third of the machine's time: --full alone runs it.
-MEASURES = (
-    "adaptra_bench_has_rows_of_verbs", "speed_beside_perftest", "the_better_way_over_a_long_link",
-    "two_queue_pairs_fill_a_long_link",
+# Of the others --full alone runs each.
+USUAL = (
+    "ports_are_found_with_a_reason_for_their_address", "own_link_down", "all_packets_lost",
+    "messages_of_all_sizes_go_both_ways_over_both_rails", "a_killed_process_is_named",
 )  # fmt: skip
-ALL = [pytest.param(name, marks=[pytest.mark.large] if name in MEASURES else []) for name in CASES]
+ALL = [pytest.param(name, marks=[] if name in USUAL else [pytest.mark.large]) for name in CASES]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from patience import PATIENCE
 from processes import living, outliving
 from transport.ranks import until
 
+pytestmark = pytest.mark.large
+
 BOOTS = """
 import sys
 from pathlib import Path

@@ -301,6 +301,8 @@ class Session:
         collectives.barriers = result is None or not result.compared
         try:
             yield
+            if result is not None:
+                result.logged()
         finally:
             collectives.barriers, collectives.in_step = True, False
 

@@ -56,7 +56,8 @@ class StepResultSync:
         self.known = self.compared = False
         self._trusted = False  # all have agreed before
         self._differed = False  # after that: all ask each other for good
-        self._sent = False  # the last step's, to be compared
+        self._mine = b""  # the last step's, to be sent
+        self._sent = False  # it was, and is to be compared
         self._steps = 0
         self._scheduler, self._scheduled = scheduler, 0  # its steps at the end of the last step
         self._all_gather: AllGather | None = None
@@ -85,8 +86,10 @@ class StepResultSync:
         self.known = False
         collectives = self._session.small_collectives
         if collectives is None or not collectives.active:
+            self._mine = b""
             return self._step(*args, **kwargs)
-        self._compare(collectives)
+        self._send(collectives)  # where Megatron has not logged that step
+        self._compare()
         result = self._step(*args, **kwargs)
         if collectives.has_pending:
             raise AdaptraError(
@@ -94,7 +97,9 @@ class StepResultSync:
                 "were on their way: use --adaptra-small-collectives off"
             )
         if isinstance(result, tuple) and len(result) == 3:
-            self._send(collectives, result)
+            success, norm, zeros = result
+            self._mine = _RESULT.pack(bool(success), _number(norm), _number(zeros))
+            self._scheduled = getattr(self._scheduler, "num_steps", 0)
             self.known = self._trusted
             if not self.known:
                 self._prefetch(collectives, result)
@@ -107,22 +112,32 @@ class StepResultSync:
         group = mpu.get_model_parallel_group()
         collectives.prefetch([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
-    def _send(self, collectives: SmallCollectives, result: Any) -> None:
-        """Send the others this step's `result`, to be compared before the next step."""
+    def logged(self) -> None:
+        """This rank has come to the end of an iteration, as the others of its model learn."""
+        if (collectives := self._session.small_collectives) is not None and collectives.active:
+            self._send(collectives)
+
+    def _send(self, collectives: SmallCollectives) -> None:
+        """Send the others the last step's result, to be compared before the next step.
+
+        Or before this rank waits for others outside of steps: it has waited for nobody since the
+        step, and might otherwise wait there for a rank that is late twice, longer than stock does.
+        """
+        mine, self._mine = self._mine, b""
+        if not mine:
+            return
         self._steps += 1
-        success, norm, zeros = result
         if self._steps == _FIRST_COMPARED:
             members = collectives.members(mpu.get_model_parallel_group())
             if members:
                 self._all_gather = collectives.open_all_gather(members, _RESULT.size)
+                collectives.outside = self._compare
         if self._all_gather is None or self._differed:
             return
-        mine = bytearray(_RESULT.pack(bool(success), _number(norm), _number(zeros)))
-        self._all_gather.start(torch.frombuffer(mine, dtype=torch.uint8))
+        self._all_gather.start(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
         self._sent = True
-        self._scheduled = getattr(self._scheduler, "num_steps", 0)
 
-    def _compare(self, collectives: SmallCollectives) -> None:
+    def _compare(self) -> None:
         """Learn whether all ranks of the model have had the same result of the step before."""
         if self._all_gather is None or not self._sent:
             return
@@ -134,7 +149,7 @@ class StepResultSync:
             self._trusted = self._trusted or before[0][1] != _NONE
         elif self._trusted:
             self._trusted, self._differed = False, True
-            members = collectives.members(mpu.get_model_parallel_group())
+            members = self._session.small_collectives.members(mpu.get_model_parallel_group())
             self._say_who(members, packed, before[members.index(dist.get_rank())])
             added = getattr(self._scheduler, "num_steps", 0) - self._scheduled
             if added and not all(success for success, _, _ in before):  # stock adds on no rank

@@ -90,6 +90,8 @@ class SmallCollectives:
         # While False all goes to torch, unwatched: a save or an evaluation may take long, and is as
         # stock does it. The same on all ranks at each call.
         self.in_step = True
+        # Called before a collective that is torch's because it is in no step.
+        self.outside: Callable[[], None] = _nothing
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -131,6 +133,8 @@ class SmallCollectives:
     def _naming_peers(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             try:
+                if not self.in_step and self._by_training:
+                    self.outside()
                 return function(*args, **kwargs)
             except PeerLost as error:
                 raise PeerLost(self._watchdog.describe(f": {error}")) from error
@@ -379,3 +383,6 @@ class SmallCollectives:
 
             self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,126 @@
+"""What is inconclusive and what has failed: planted tests, in real runs of pytest."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import RUNS, TooLate, decided, in_some_run, in_time, longer_and_longer
+
+pytestmark = pytest.mark.cold  # runs of pytest
+TESTS = Path(__file__).parent
+CONFTEST = f"""
+import os, sys, time
+sys.path.insert(0, {str(TESTS)!r})
+pytest_plugins = ["inconclusive"]
+
+def pytest_configure():
+    import inconclusive
+    # Some task has waited all the time, or none has.
+    inconclusive.waited = time.monotonic if os.environ["CORES"] == "busy" else float
+"""
+PLANTED = """
+from pathlib import Path
+from patience import in_time
+
+SEEN = Path(__file__).with_name("seen")
+
+def test_late():
+    in_time("the answer", 3.0, 2.0)
+
+def test_late_once():
+    late = not SEEN.exists()
+    SEEN.touch()
+    in_time("the answer", 3.0 if late else 1.0, 2.0)
+
+def test_wrong():
+    assert 2 + 2 == 5
+
+def test_wrong_and_late():
+    try:
+        assert 2 + 2 == 5
+    finally:
+        in_time("the answer", 3.0, 2.0)
+
+def test_right():
+    pass
+"""
+
+
+def run(folder: Path, cores: str, *options: str) -> tuple[int, str]:
+    """Exit status and output of pytest over the planted tests."""
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -rfE -p no:hypothesispytest\n")
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_planted.py").write_text(PLANTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options], cwd=folder,
+        env={**os.environ, "CORES": cores}, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+@pytest.mark.parametrize(("cores", "failed", "other"), [("busy", 2, 2), ("idle", 4, 0)])
+def test_lateness_alone_is_inconclusive_where_cores_were_short(
+    cores: str, failed: int, other: int, processes: tuple[str, ...], tmp_path: Path
+) -> None:
+    status, printed = run(tmp_path, cores, *processes)
+    assert status == 1, printed
+    assert f"{failed} failed, 1 passed" in printed
+    assert (f"{other} inconclusive" in printed) == bool(other)
+    assert printed.count("adaptra: inconclusive: test_planted.py::test_late") == other
+    assert all(
+        f"FAILED test_planted.py::{name} " in printed
+        for name in ("test_wrong", "test_wrong_and_late")
+    )
+
+
+def test_inconclusive_is_neither_passed_nor_failed(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "busy", "-k", "test_late and not once")
+    assert status == 0, printed
+    last = printed.splitlines()[-1]
+    assert "1 inconclusive" in last
+    assert "passed" not in last
+    assert "failed" not in last
+
+
+def test_what_was_late_is_run_again_alone(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "busy", "--again", "-k", "test_late")
+    assert status == 0, printed
+    assert "1 passed" in printed.splitlines()[-1]
+    assert "1 inconclusive" in printed.splitlines()[-1]
+    assert "100% of the time; passed alone" in printed
+
+
+def test_a_limit_is_a_limit() -> None:
+    in_time("it", 1.0, 2.0)
+    for took, limit in ((2.0, 2.0), (3.0, 2.0), (math.inf, 2.0)):
+        with pytest.raises(TooLate, match="it: took"):
+            in_time("it", took, limit)
+    with pytest.raises(AssertionError, match="not a number") as caught:
+        in_time("it", math.nan, 2.0)
+    assert not isinstance(caught.value, TooLate)
+
+
+def test_a_decision_is_late_only_where_something_else_was() -> None:
+    decided("it", True, ("other", 3.0, 2.0))
+    with pytest.raises(TooLate):
+        decided("it", False)
+    with pytest.raises(TooLate, match="it: not so, and other: took 3"):
+        decided("it", False, ("other", 3.0, 2.0))
+    with pytest.raises(AssertionError, match="it: not so") as caught:
+        decided("it", False, ("other", 1.0, 2.0))
+    assert not isinstance(caught.value, TooLate)
+
+
+def test_one_run_in_time_is_enough() -> None:
+    numbers = iter(range(RUNS))
+    assert in_some_run(lambda: next(numbers), lambda n: n == RUNS - 1) == RUNS - 1
+    with pytest.raises(AssertionError, match=f"none of {RUNS} runs"):
+        in_some_run(lambda: 0, bool)
+    assert list(longer_and_longer(0.5)) == [0.5, 5.0, 50.0]
