@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Which lines of the package the fast tests run, child processes included: a table of modules, and
-# the total. Options go to pytest; without any the tests of scripts/test.sh --quick run.
+# the total. Options go to pytest; without any those that are neither cold, crowded nor timed run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 venv=${ADAPTRA_VENV:-$PWD/.venv} status=0
-make_venv "$venv" demo,dev
+make_venv "$venv" demo,test,dev
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 chmod 1777 "$folder" # some tests become other users

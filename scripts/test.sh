@@ -86,8 +86,8 @@ fi
 
 if [ -z "$mode" ]; then
   make_venv "$venv" demo,test
-  export ADAPTRA_TEST_PATIENCE=${ADAPTRA_TEST_PATIENCE:-60}
-  run_tests short "$venv/bin/python" --quick -n 4 --timeout 300 "${short[@]}"
+  export ADAPTRA_TEST_PATIENCE=${ADAPTRA_TEST_PATIENCE:-120}
+  run_tests short "$venv/bin/python" --quick -n 4 --timeout 600 "${short[@]}"
   "$venv/bin/python" -c 'import sys; from importlib.util import find_spec as find; sys.exit(find("megatron.training") is None)' ||
     notes+=("Megatron's own training program was NOT trained: its wheel needs Python 3.12, and $venv has $("$venv/bin/python" -V)")
   end
@@ -98,19 +98,20 @@ fi
 # which the fake GPU stands in for; and the oldest.
 newest=$(find_python 3.12) || exit 1
 oldest_python=$(find_python 3.11 3.10) || exit 1
-make_venv --cuda "$venv-cuda" demo,test,dev "$newest" &
-making=$!
-trap 'kill "$making" 2>/dev/null || true' EXIT
-ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python"
-wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
-trap - EXIT
+make_venv --cuda "$venv-cuda" demo,test,dev "$newest"
 export PATH="$venv-cuda/bin:$PATH"
 check_style
 python -c 'import torch; assert torch.version.cuda' ||
   failed+=("adaptra: the fake CUDA was NOT tested: torch in $venv-cuda is no build for CUDA")
+# The second environment is made while the first one's tests run.
+ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python" &
+making=$!
+trap 'kill "$making" 2>/dev/null || true' EXIT
 alone="timing or quiet" # compared by the clock: nothing runs beside them
-run_tests newest python -n 3 -m "not ($alone)"
-run_tests newest-alone python -m "$alone" --again
+run_tests newest "$venv-cuda/bin/python" -n 3 -m "not ($alone)"
+wait "$making" || { echo "adaptra: no environment for the oldest megatron-core" >&2 && exit 1; }
+trap - EXIT
+run_tests newest-alone "$venv-cuda/bin/python" -m "$alone" --again
 run_tests oldest "$venv-oldest/bin/python" -n 3 -m "not ($alone)" "${oldest[@]}"
 python tests/budget.py "$results" || failed+=("adaptra: a folder takes more than its share")
 end

@@ -31,13 +31,15 @@ settings.register_profile("the same", settings.get_profile("adaptra"), derandomi
 settings.register_profile("quick", settings.get_profile("the same"), max_examples=15)
 
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
-# With --quick all that train are of one process, and so forks of one zygote.
+# With --quick most that train are of one process, and so forks of one zygote.
 # They are started in this order: those that take longest first.
+LONGEST = ("adapter/test_pretrain.py", "adapter/test_demo.py")  # of the short run
 SHARING = (
+    *LONGEST,
     "soft_roce/test_verbs.py", "adapter/test_routes_pretrain.py",
     "adapter/test_law_replicas.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
-    "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
+    "adapter/test_iteration_end.py", "adapter/test_law.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
     "adapter/test_gradients.py", "adapter/test_slow_worker.py",
     "adapter/test_replica_routes.py", "test_zygote.py", "runtime/test_ddp_hook.py",
@@ -106,7 +108,7 @@ def scope(nodeid: str, quick: bool) -> str:
     """What goes to one process together."""
     path, _, name = nodeid.partition("::")
     if quick and ("adapter/" in path or path.endswith("test_zygote.py")):
-        return "trainings"
+        return path if path.endswith(LONGEST) else "trainings"
     if quick:  # what a file's tests share is made once
         return path
     if not path.endswith(SHARING):

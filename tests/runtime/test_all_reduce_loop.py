@@ -6,12 +6,14 @@ What ranks measure is simulated (voted_group.py).
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from patience import PATIENCE
 from runtime.voted_group import BUFFER, MS, NBYTES, RATE, VotedGroup
+from seeding import new_seed
 
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
@@ -219,6 +221,24 @@ def test_reductions_that_all_take_longer_for_a_while_do_not_undo_a_plan_for_good
         there, back, again = found
         assert again["detected"] in (back["again"], back["again"] + FIRST_BLOCK)
         assert again["why"] == f"{there['why']}: tried again"
+
+
+@pytest.mark.large
+def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_plan_is_off_for_good(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(new_seed())
+    group, late = VotedGroup(4, tmp_path / "decisions.jsonl"), {2: BUFFER}
+    group.train(12)
+    ran = group.train(SOON, late)
+    while len(ran) < 1500:
+        longer, computes = rng.choice([6, 20, 60]), rng.choice([1.0, 1.35])
+        ran += group.train(longer, late, longer=rng.uniform(1.1, 2.0), computes=computes)
+        ran += group.train(rng.choice([10, 40, 100]), late)
+    ran += group.train(3 * FIRST_BLOCK, late)
+    group.close()
+    assert not ran[-1].native
+    assert sum(not one.native for one in ran) >= 0.6 * len(ran)
 
 
 def test_a_rank_that_reports_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:

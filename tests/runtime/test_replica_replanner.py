@@ -228,6 +228,27 @@ def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> N
     assert job.changes[back - 2].why.endswith("back to 1F1B, every microbatch at home")
 
 
+@pytest.mark.large
+def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_routes_are_off_for_good() -> None:
+    """All workers, or what nothing measures while replicas help each other."""
+    seed = new_seed()
+    job, rng = Job(seed=seed, mode="swap", plus=0.0), random.Random(seed)
+    job.train(20)
+    ran = job.train(20, paths=PATH)
+    while len(ran) < 1500:
+        longer, factor = rng.choice([6, 20, 60]), rng.uniform(1.1, 2.0)
+        if rng.random() < 0.5:
+            slow = dict.fromkeys(range(6), factor)
+            ran += job.train(longer, paths=PATH, slow=slow)
+        else:
+            ran += job.train(longer, paths=PATH, hidden=factor)
+        ran += job.train(rng.choice([10, 40, 100]), paths=PATH, slow={}, hidden=1.0)
+    ran += job.train(3 * FIRST_BLOCK, paths=PATH, slow={}, hidden=1.0)
+    assert not ran[-1].same_as(job.start), job.reasons
+    away = sum(not one.same_as(job.start) for one in ran)
+    assert away >= 0.6 * len(ran), (away, job.reasons)
+
+
 def test_a_proposal_that_is_refused_is_made_again() -> None:
     job = seeded(mode="swap", plus=0.0)
     job.refused = 2
