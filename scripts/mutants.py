@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,9 @@ def mutated(package: str, count: int, seed: int, folder: Path) -> tuple[Counter[
     cosmic_ray("exec")
     rows = session.execute("SELECT test_outcome, diff FROM work_results").fetchall()
     outcomes = Counter(str(outcome).rpartition(".")[2].lower() for outcome, _ in rows)
-    return outcomes, [str(diff) for outcome, diff in rows if str(outcome).lower().endswith("survived")]
+    return outcomes, [
+        str(diff) for outcome, diff in rows if str(outcome).lower().endswith("survived")
+    ]
 
 
 def main() -> int:
@@ -125,6 +127,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if shutil.which("cosmic-ray") is None and not (Path(sys.executable).parent / "cosmic-ray").exists():
+    if find_spec("cosmic_ray") is None:
         sys.exit("adaptra: there is no cosmic-ray: pip install cosmic-ray")
     sys.exit(main())

@@ -107,11 +107,10 @@ python -c 'import torch; assert torch.version.cuda' ||
 ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python" &
 making=$!
 trap 'kill "$making" 2>/dev/null || true' EXIT
-alone="timing or quiet" # compared by the clock: nothing runs beside them
-run_tests newest "$venv-cuda/bin/python" -n 3 -m "not ($alone)"
+run_tests newest "$venv-cuda/bin/python" -n 3 --again -m "not quiet"
 wait "$making" || { echo "adaptra: no environment for the oldest megatron-core" >&2 && exit 1; }
 trap - EXIT
-run_tests newest-alone "$venv-cuda/bin/python" -m "$alone" --again
-run_tests oldest "$venv-oldest/bin/python" -n 3 -m "not ($alone)" "${oldest[@]}"
+run_tests newest-alone "$venv-cuda/bin/python" --again -m quiet
+run_tests oldest "$venv-oldest/bin/python" -n 3 --again -m "not quiet" "${oldest[@]}"
 python tests/budget.py "$results" || failed+=("adaptra: a folder takes more than its share")
 end

@@ -1,16 +1,18 @@
-"""Tests that were too late: failed, or inconclusive where the machine was short of cores meanwhile.
+"""Tests that were too late: failed, or inconclusive where others used the machine meanwhile.
 
 A test that compares a duration with a limit, or looks at what was decided from measured time,
-raises patience.TooLate. Linux counts for how long some task has waited for a core
-(/proc/pressure/cpu, Documentation/accounting/psi.rst). Where that was most of the time in which the
-test's file has run, the machine explains the lateness: the test is inconclusive, which is printed
-and is neither passed nor failed. Elsewhere, and where nothing counts, it has failed.
+raises patience.TooLate. Linux counts what all cores do (/proc/stat) and what each process has
+taken. Where processes that are none of the test's own took much of the machine while the test's
+file ran, they explain the lateness: the test is inconclusive, which is printed and is neither
+passed nor failed. Elsewhere it has failed.
 
     pytest --again    run each of them once more, alone, after all others: that result counts
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -21,45 +23,42 @@ from typing import Any
 import pytest
 from patience import too_late
 
-STARVED = 0.8  # share of the time in which some task has waited for a core
-PRESSURE = Path("/proc/pressure/cpu")
+MUCH = 0.25  # share of what all cores could do
 LONGEST = 1800  # seconds of a second run, against hanging
 INCONCLUSIVE = "inconclusive"
-SHORT = 0.1  # seconds in which that share says little
-_BEGAN = pytest.StashKey[tuple[float, float]]()
-_began: dict[Path, tuple[float, float]] = {}  # by file: the time, and what had been waited
+TICKS, CORES = os.sysconf("SC_CLK_TCK"), os.cpu_count() or 1
+_began: dict[Path, tuple[float, float]] = {}  # by file: the time, and what others had taken
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--again", action="store_true", help="run once more, alone, what was too late")
 
 
-def waited() -> float:
-    """Seconds for which some task has waited for a core, since the machine has started."""
-    try:
-        some = PRESSURE.read_text().splitlines()[0]
-    except OSError:
-        return 0.0
-    return int(some.rpartition("total=")[2]) / 1e6
+def others() -> float:
+    """Seconds of cores that processes but this one and its descendants have taken so far."""
+    user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
+    everybody = sum(map(int, (user, nice, system, irq, softirq, steal)))
+    parents, taken = dict[int, int](), dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            fields = path.read_text().rpartition(") ")[2].split()
+            pid = int(path.parent.name)
+            # Its own, and that of children it has waited for.
+            parents[pid], taken[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def ours(pid: int) -> bool:
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid > 1
+
+    return (everybody - sum(ticks for pid, ticks in taken.items() if ours(pid))) / TICKS
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    now = time.monotonic(), waited()
-    _began.setdefault(item.path, now)
-    item.stash[_BEGAN] = now
+    if item.path not in _began:
+        _began[item.path] = time.monotonic(), others()
     return (yield)
-
-
-def starved(item: pytest.Item) -> float:
-    """The share of the test's time in which some task has waited for a core, or, if that was more,
-    of the time since its file's first test began: what tests share was trained then."""
-    (began, before), (first, at_first) = item.stash[_BEGAN], _began[item.path]
-    now, total = time.monotonic(), waited()
-    shares = [(total - at_first) / (now - first)]
-    if now - began > SHORT:
-        shares.append((total - before) / (now - began))
-    return max(shares)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,9 +68,10 @@ def pytest_runtest_makereport(
     """Decided where the exception is: a worker's report takes only simple values along."""
     report = yield
     if call.excinfo is not None and too_late(call.excinfo.value):
-        share = starved(item)
-        report.starved = share  # type: ignore[attr-defined]
-        report.sections.append(("Cores", f"some task has waited for one {share:.0%} of the time"))
+        began, before = _began[item.path]
+        share = (others() - before) / (time.monotonic() - began) / CORES
+        report.others = share  # type: ignore[attr-defined]
+        report.sections.append(("Cores", f"others took {share:.0%} of all while this file ran"))
     return report
 
 
@@ -99,7 +99,7 @@ class Judge:
             return result
         for name, reports in self._failed.items():
             # A worker that has crashed leaves a report that no test has made.
-            if not all(getattr(report, "starved", 0.0) >= STARVED for report in reports):
+            if not all(getattr(report, "others", 0.0) >= MUCH for report in reports):
                 continue
             outcome = self._again(name) if self._config.getoption("again") else INCONCLUSIVE
             if outcome != "failed":
@@ -139,11 +139,11 @@ class Judge:
 
     def pytest_terminal_summary(self) -> None:
         for name, outcome in self._outcomes.items():
-            share = max(report.starved for report in self._failed[name])  # type: ignore[attr-defined]
+            share = max(report.others for report in self._failed[name])  # type: ignore[attr-defined]
             alone = "; passed alone" if outcome == "passed" else ""
             self._reporter().write_line(
-                f"adaptra: {INCONCLUSIVE}: {name}: too late, while some task waited for a core "
-                f"{share:.0%} of the time{alone}"
+                f"adaptra: {INCONCLUSIVE}: {name}: too late, while others took {share:.0%} of all "
+                f"cores{alone}"
             )
 
     def _reporter(self) -> pytest.TerminalReporter:

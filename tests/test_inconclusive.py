@@ -6,10 +6,12 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from patience import RUNS, TooLate, decided, in_some_run, in_time, longer_and_longer
+from inconclusive import CORES, others
+from patience import PATIENCE, RUNS, TooLate, decided, in_some_run, in_time, longer_and_longer
 
 pytestmark = pytest.mark.cold  # runs of pytest
 TESTS = Path(__file__).parent
@@ -20,8 +22,9 @@ pytest_plugins = ["inconclusive"]
 
 def pytest_configure():
     import inconclusive
-    # Some task has waited all the time, or none has.
-    inconclusive.waited = time.monotonic if os.environ["CORES"] == "busy" else float
+    # Others have taken all cores, or none.
+    busy = os.environ["CORES"] == "busy"
+    inconclusive.others = lambda: busy * inconclusive.CORES * time.monotonic()
 """
 PLANTED = """
 from pathlib import Path
@@ -94,7 +97,27 @@ def test_what_was_late_is_run_again_alone(tmp_path: Path) -> None:
     assert status == 0, printed
     assert "1 passed" in printed.splitlines()[-1]
     assert "1 inconclusive" in printed.splitlines()[-1]
-    assert "100% of the time; passed alone" in printed
+    assert "100% of all cores; passed alone" in printed
+
+
+def test_what_others_take_is_seen_and_what_is_ours_is_not() -> None:
+    """A process of this one takes a core, then one that is nobody's child."""
+    burn = "import time; end = time.process_time() + 1.5\nwhile time.process_time() < end: pass"
+    words = [sys.executable, "-c", burn]
+    before = others()
+    began = time.monotonic()
+    subprocess.run(words, check=True)
+    ours = others() - before
+    subprocess.run(
+        [sys.executable, "-c", f"import os\nif os.fork() == 0: os.setsid(); exec({burn!r})"],
+        check=True,
+    )  # its parent has ended
+    end = time.monotonic() + PATIENCE
+    while (theirs := others() - before - ours) < 1.4 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert theirs >= 1.4
+    # Of the first one no more counts than what else runs on this machine.
+    assert ours <= CORES * (time.monotonic() - began) - 1.4
 
 
 def test_a_limit_is_a_limit() -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from interactions import FEATURES, REMEDIES, Case, chosen
+from interactions import FEATURES, FIXED, REMEDIES, Case, chosen
 from patience import PATIENCE
 from running import zygote
 from trainings import (
@@ -120,7 +120,8 @@ def ending(case: Case, ours: Done, stock: Done, folders: tuple[Path, Path]) -> s
     if not MOVED.search(ours.text) and not summed:
         return f"WRONG: {first_difference(ours, stock)}{changes}{left}"
     try:
-        close(ours, stock)
+        # A weight in bf16 is rounded by a part in 256: sums in another order show sooner.
+        close(ours, stock, 10.0 if "--bf16" in case.stock else 1.0)
     except AssertionError as error:
         return f"WRONG: no mean of stock's: {first_difference(ours, stock)} {error}{changes}{left}"
     return f"{wrong}stock's mean{changes}{left}"
@@ -157,4 +158,4 @@ def test_a_case_ends_as_stock_does(
 def test_all_values_are_trained() -> None:
     cases = chosen(False)
     for axis, values in {**FEATURES, "remedy": REMEDIES}.items():
-        assert {case.row[axis] for case in cases} == set(values)
+        assert {case.row[axis] for case in cases} == set(values) - set(FIXED)

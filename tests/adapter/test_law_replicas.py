@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from law import KINDS
 from patience import in_time
-from test_law import JOBS, Case, faults, run
+from test_law import JOBS, Case, faults, in_turn, run
 
 TRIES = 5
 RANKS, WHO = 4, ((0, 1, 2, 3), (0,), (3,))
@@ -81,6 +81,7 @@ def test_a_training_of_two_replicas_ends_with_stocks_bits_whatever_fails(
     assert [row["waits"] for rows in found() for row in rows] == [[]] * 2 * RANKS
     assert all(row["same"] for rows in found() for row in rows)
     chosen = list(cases(pytestconfig.getoption("--full")))
+    chosen.sort(key=in_turn)
     lines = run(chosen, JOBS, 2)
     wrong = [text for j in range(JOBS) for text in faults(lines[RANKS * j : RANKS * (j + 1)])]
     ended = [json.loads(one[4:]) for text in lines for one in text if one[:4] == "END "]

@@ -18,6 +18,8 @@ import pytest
 from launching import ROOT, clean_env
 from megatron_lm_process import why
 
+# A release for this Python, and what names the environment for it.
+MINOR, VENV = (16, "ADAPTRA_VENV_311") if sys.version_info < (3, 12) else (19, "ADAPTRA_VENV_312")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 MAKEFILE = """\
 helpers_cpp$(shell python3-config --extension-suffix):
@@ -28,7 +30,7 @@ helpers_cpp$(shell python3-config --extension-suffix):
 @pytest.fixture
 def checkout(checkout: Path) -> Path:
     (checkout / "megatron/core/package_info.py").write_text(
-        "MAJOR = 0\nMINOR = 16\nPATCH = 1\nPRE_RELEASE = ''\n"
+        f"MAJOR = 0\nMINOR = {MINOR}\nPATCH = 1\nPRE_RELEASE = ''\n"
     )
     (checkout / "megatron/core/datasets").mkdir()
     (checkout / "megatron/core/datasets/Makefile").write_text(MAKEFILE)
@@ -43,9 +45,8 @@ def start(checkout: Path, temporary: Path, python: str) -> subprocess.Popen[str]
         (wrong / name).write_text("#!/bin/sh\necho not this one; exit 9\n")
         (wrong / name).chmod(0o755)
     temporary.mkdir()
-    environment = clean_env(
-        ADAPTRA_VENV_311=python, TMPDIR=str(temporary), PATH=f"{wrong}:{os.environ['PATH']}"
-    )
+    path = f"{wrong}:{os.environ['PATH']}"
+    environment = clean_env(**{VENV: python}, TMPDIR=str(temporary), PATH=path)
     command = [str(ROOT / "scripts/test_megatron_lm.sh"), str(checkout), "--only", "pp2"]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

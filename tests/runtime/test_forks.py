@@ -89,7 +89,7 @@ CASES = {
 
 def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", RANK.replace("{body}", body)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", RANK.replace("{body}", body)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
 

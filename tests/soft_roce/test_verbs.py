@@ -13,7 +13,7 @@ from megatron_adaptra.transport.engine.bindings import missing
 SECONDS = 1500  # for all cases; nothing is measured with it
 # Of the others --full alone runs each.
 USUAL = (
-    "ports_are_found_with_a_reason_for_their_address", "own_link_down", "all_packets_lost",
+    "ports_are_found_with_a_reason_for_their_address", "all_packets_lost",
     "messages_of_all_sizes_go_both_ways_over_both_rails", "a_killed_process_is_named",
 )  # fmt: skip
 ALL = [pytest.param(name, marks=[] if name in USUAL else [pytest.mark.large]) for name in CASES]
