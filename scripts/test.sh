@@ -43,7 +43,7 @@ short=(
 # ends of a job. What else depends on it is read by scripts/drift.py.
 oldest=(
   tests/adapter/test_schedules.py tests/adapter/test_registry.py tests/adapter/test_gradients.py
-  tests/adapter/test_shards.py tests/adapter/test_life_cycles.py tests/adapter/test_law.py
+  tests/adapter/test_life_cycles.py tests/adapter/test_law.py
   tests/adapter/test_demo.py tests/adapter/test_closed_groups.py
 )
 

@@ -235,7 +235,8 @@ class _Batches:
 
     def __next__(self) -> dict[str, torch.Tensor]:
         sample = self._arm.dataset[next(self._indices) % len(self._arm.dataset)]
-        return {k: torch.as_tensor(v).unsqueeze(0).cuda() for k, v in sample.items()}
+        # Copied, as a loader does: datasets of megatron-core 0.14 change masks that they keep.
+        return {k: torch.stack([torch.as_tensor(v)]).cuda() for k, v in sample.items()}
 
     def of_home(self, home: int) -> _Batches:
         """The same for another replica."""
