@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def others() -> float:
     """Seconds of cores that processes but this one and its descendants have taken so far."""
     user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
-    everybody = sum(map(int, (user, nice, system, irq, softirq, steal)))
+    busy = sum(map(int, (user, nice, system, irq, softirq, steal)))
     parents, taken = dict[int, int](), dict[int, int]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
@@ -51,7 +51,7 @@ def others() -> float:
             pid = parents.get(pid, 0)
         return pid > 1
 
-    return (everybody - sum(ticks for pid, ticks in taken.items() if ours(pid))) / TICKS
+    return (busy - sum(ticks for pid, ticks in taken.items() if ours(pid))) / TICKS
 
 
 @pytest.hookimpl(wrapper=True)

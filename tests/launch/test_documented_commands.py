@@ -26,7 +26,7 @@ TRAINS = re.compile(r"torchrun|--smoke")  # with Megatron's own program
 COLD = re.compile(r"quickstart|pip |bench|compare|demo --netlab")
 # What other tests train or measure: here its options are read, and --full runs it as it stands.
 ELSEWHERE = re.compile(
-    r"quickstart\S* -|bench (hol|allreduce|collective)|demo --netlab|nproc-per-node 8 ~"
+    r"quickstart\S* -|bench (hol|allreduce|collective)|--netlab|netlab run|nproc-per-node 8 ~"
 )
 STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip |git |python )")
 
