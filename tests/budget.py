@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tomllib
 
-OVER = 1.2  # times its share a folder may take
-SMALL = 0.02  # of the sum: shares below it are not compared
+OVER = 2.0  # times its share a folder may take
+SMALL = 0.05  # of the sum: shares below it are not compared
 
 
 def taken(results: Path) -> tuple[Counter[str], Counter[str]]:
@@ -24,7 +24,7 @@ def taken(results: Path) -> tuple[Counter[str], Counter[str]]:
     for path in sorted(results.glob("*.xml")):
         for case in ElementTree.parse(path).iter("testcase"):
             parts = case.get("classname", "").split(".")
-            folder = "/".join(parts[1:2] if len(parts) > 2 else ["."])
+            folder = "/".join(parts[1:2] if len(parts) > 2 else ["tests"])
             seconds[folder] += float(case.get("time", 0.0))
             cases[folder] += 1
     return seconds, cases

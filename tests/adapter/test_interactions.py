@@ -120,8 +120,8 @@ def ending(case: Case, ours: Done, stock: Done, folders: tuple[Path, Path]) -> s
     if not MOVED.search(ours.text) and not summed:
         return f"WRONG: {first_difference(ours, stock)}{changes}{left}"
     try:
-        # A weight in bf16 is rounded by a part in 256: sums in another order show sooner.
-        close(ours, stock, 10.0 if "--bf16" in case.stock else 1.0)
+        # Weights of 16 bits are rounded by more: sums in another order show sooner.
+        close(ours, stock, 10.0 if {"--bf16", "--fp16"} & {*case.stock} else 1.0)
     except AssertionError as error:
         return f"WRONG: no mean of stock's: {first_difference(ours, stock)} {error}{changes}{left}"
     return f"{wrong}stock's mean{changes}{left}"
