@@ -62,7 +62,7 @@ class NotCaught(Exception):
 
 @dataclass
 class Outcome:
-    """What has become of a fault: the test that has noticed it, or the `problem`."""
+    """The outcome of a fault: the test that has noticed it, or the `problem`."""
 
     id: str
     wrong: str

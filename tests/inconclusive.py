@@ -119,7 +119,7 @@ class Judge:
         return result
 
     def _again(self, name: str) -> str:
-        """What it is alone: passed, failed or inconclusive."""
+        """The outcome of a test alone: passed, failed or inconclusive."""
         words = [*self._modes(), "-p", "no:xdist", "-q", name]
         try:
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is inconclusive and what has failed: planted tests, in real runs of pytest."""
+"""Lateness that is inconclusive and lateness that is a failure: planted tests, in real pytest."""
 
 from __future__ import annotations
 

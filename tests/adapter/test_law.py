@@ -78,7 +78,7 @@ def cases(everything: bool) -> Iterator[Case]:
 
 
 def in_turn(case: Case) -> int:
-    """What hangs comes last: its threads may meet the faults of cases after it."""
+    """Cases that hang come last: their threads may meet the faults of cases after them."""
     return KINDS.index(case["kind"])
 
 

@@ -40,7 +40,6 @@ SWAPS = (
     "--adaptra", "--adaptra-reroute", "swap", "--adaptra-emulate-link", "0.0-0.1:100ms",
 )  # fmt: skip
 AUTO = ("--adaptra", "--adaptra-reroute", "auto", "--adaptra-engine", "executor")
-RAMP = ("--rampup-batch-size", "4", "8", "160")  # 40 iterations of 2 microbatches, then of 6
 SAVES = ("--save-interval", "10")
 
 
@@ -65,11 +64,10 @@ SWAPPED = {
 @pytest.mark.parametrize("name", SWAPPED)
 def test_whole_swaps_keep_every_bit(name: str, tmp_path: Path) -> None:
     flags = (*HALF, *SWAPPED[name])
-    iterations = 56 if RAMP[0] in flags else ITERATIONS
     saves = ("--save", str(tmp_path / "saved")) if SAVES[0] in flags else ()
-    ours = train(tmp_path, RANKS, *flags, *SWAPS, *saves, iterations=iterations)
-    theirs = stock(RANKS, *flags, iterations=iterations)
-    assert len(ours.numbers) == iterations
+    ours = train(tmp_path, RANKS, *flags, *SWAPS, *saves, iterations=ITERATIONS)
+    theirs = stock(RANKS, *flags, iterations=ITERATIONS)
+    assert len(ours.numbers) == ITERATIONS
     assert ours.numbers == theirs.done.numbers
     assert ours.evaluated == theirs.done.evaluated
     if saves:
