@@ -75,10 +75,11 @@ class Blocks:
                 assert ctypes.string_at(self.targets[n].address, size) == part(n)[:size]
 
 
-def _grown(fabric: Fabric, delay: float, rate: int, of: int = 1) -> int:
+def _grown(fabric: Fabric, delay: float, rate: int, of: int = 1, size: int = 3 * PART) -> int:
+    """The most bytes under way while four blocks of `size` in all each cross."""
     fabric.link(delay, rate)
     with connected(fabric, of=of) as pair:
-        Blocks(pair).carry(3)
+        Blocks(pair).carry(-(-size // PART), size=min(size, PART))
     return fabric.under_way()
 
 
@@ -88,15 +89,18 @@ def test_what_is_under_way_grows_with_a_long_link() -> None:
 
 
 def test_connections_of_one_port_share_its_memory() -> None:
-    """Of four each begins with 2 MiB, and has 16 MiB at most."""
-    assert run(_grown, 0.001, 100, 4) < SLOTS / 4 + MIB
+    """Of four each begins with 2 MiB, and has 16 MiB at most.
+
+    A link of 5 MB/s seems to need more than that only where each of its answers is 0.2 s late.
+    """
+    assert run(_grown, 0.001, 5, 4, MIB) < SLOTS / 4 + MIB
     assert SLOTS < run(_grown, 0.1, 400, 4) < 2 * SLOTS + MIB
     assert run(_grown, 0.001, 100, 128) <= 8 * (128 << 10) + MIB / 2
 
 
 def test_a_thin_link_holds_little() -> None:
     """What is more would wait at the device, and small messages behind it."""
-    assert run(_grown, 0.001, 100) < SLOTS + MIB
+    assert run(_grown, 0.001, 20, 1, PART // 2) < SLOTS + MIB
 
 
 def _refused(fabric: Fabric) -> int:
