@@ -123,6 +123,7 @@ def name_faults(pages: list[Path], files: list[Path], root: Path) -> Iterator[st
         for path in files
         if path.is_relative_to(root / "scripts") and path.suffix != ".md"
     }
+    programs = {path.parent for path in files if path.name == "__main__.py"}
     texts = {page: page.read_text() for page in pages if page.name not in HISTORY}
     for what, pattern, exist in (
         ("flag", FLAG, flags),
@@ -134,7 +135,9 @@ def name_faults(pages: list[Path], files: list[Path], root: Path) -> Iterator[st
                 yield f"{page.relative_to(root)}: there is no {what} {name}"
         everything = "\n".join(texts.values())
         for name in sorted(exist):
-            word = name.rpartition("/")[2]  # the page of the scripts leaves out the folder
+            # The page of the scripts names a folder that is a program, and no other folder.
+            folder = (root / name).parent
+            word = folder.name if folder in programs else name.rpartition("/")[2]
             if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", everything):
                 yield f"no page names the {what} {name}"
 

@@ -43,8 +43,10 @@ V = "ADAPTRA_"  # apart from the rest: such a name in this file would have to be
 PAGES = {
     "README.md": "[more](docs/README.md#the-index), [a file](scripts/go.sh), [out](https://x.y/z)\n",
     "docs/README.md": "# The index\n\n[`a`](a.md#what-it-is)\n\n```\n[none](gone.md)\n```\n",
-    "docs/a.md": f"## What *it* is?\n\n`scripts/go.sh` reads `{V}GO`.\n",
+    "docs/a.md": f"## What *it* is?\n\n`scripts/go.sh` reads `{V}GO`, `many` does not.\n",
     "scripts/go.sh": f"echo ${V}GO\n",
+    "scripts/many/__main__.py": "",
+    "scripts/many/part.py": "",
     "tests/a/test_it.py": "",
 }
 
@@ -61,6 +63,7 @@ PAGES = {
         ("docs/a.md", f"{V}GONE=1", f"docs/a.md: there is no variable {V}GONE"),
         ("docs/a.md", "scripts/gone.sh", "docs/a.md: there is no script scripts/gone.sh"),
         ("scripts/new.sh", "true", "no page names the script scripts/new.sh"),
+        ("scripts/few/__main__.py", "", "no page names the script scripts/few/__main__.py"),
         ("scripts/go.sh", f"echo ${V}NEW", f"no page names the variable {V}NEW"),
         ("docs/a.md", "Of TensorBoard and a keyboard.", None),
         ("docs/a.md", WORD.upper(), f"docs/a.md:4: '{WORD.upper()}': write {INSTEAD}"),
