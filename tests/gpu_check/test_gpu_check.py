@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from gpu_check import page, result
 from gpu_check.__main__ import PARTS
-from gpu_check.staged_calls import compared
 from launch.launching import ROOT, refused, run
 from patience import decided
 from processes import outliving
+from staged_calls import compared
 from transport.ranks import run as run_ranks
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
-from gpu_check.target import ALONE, CPU, FAKE, HERE, TESTS, Target
+from gpu_check.target import ALONE, CPU, FAKE, HERE, ROOT, Target
 
 from scripts.megatron_lm_rows import FLAGS, LINE
 
@@ -145,7 +145,7 @@ def _train(
     else:
         plan = GRAPHS_ON_GPUS if graphs else ON_GPUS
     nccl = target.nccl(plan.stages)
-    script = TESTS / "adapter" / "pretrain_gpt_small.py"
+    script = ROOT / "tests" / "adapter" / "pretrain_gpt_small.py"
     given = {
         "folder": str(folder), "nccl": nccl, "fake": target.kind == FAKE, "gpus": target.gpus,
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,

@@ -16,7 +16,7 @@ from fakes.cuda import machine as fake_machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TESTS = ROOT / "tests"
+PATHS = (ROOT, ROOT / "scripts", ROOT / "tests")  # whose fakes and cases the parts take
 GPU, FAKE, CPU = "gpu", "fake", "cpu"
 ASK = """
 import json, platform, sys, torch
@@ -103,7 +103,7 @@ def _fake_runs() -> bool:
 
 
 def _environment(kind: str, gpus: int, machine: Mapping[str, object]) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")])
     found = {
         **os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS gives the same bits every time with it
