@@ -66,7 +66,7 @@ def mutants_of(package: str) -> Iterator[Mutant]:
     for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
         nodes, lines = list(ast_nodes(get_ast_from_path(path))), path.read_text().split("\n")
         for name in operator_names():
-            # Types, which are comments at run time, are joined by |. Bits of floats any test notices.
+            # Types, which are comments at run time, are joined by |; floats have no bits.
             if get_operator(name).arguments() or "Bit" in name or "Shift" in name:
                 continue
             operator = get_operator(name)()
