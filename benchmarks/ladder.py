@@ -1,6 +1,6 @@
 """What `--adaptra-sync auto` takes of the remedies for slow replicas, by the simulator.
 
-`python benchmarks/ladder.py`. Twelve patterns for each seed, see tests/plan/remedy_patterns.py: the
+`python benchmarks/ladder.py`. Twelve patterns for each seed, see remedy_patterns.py: the
 ladder is climbed by what is measured, off by 5 %, and what it chooses is simulated in what comes,
 beside each single remedy that is planned for just that.
 """
@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import markdown
+from remedy_patterns import Outcome, outcomes
 
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.plan.ladder import FULL, REMEDIES
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from plan.remedy_patterns import Outcome, outcomes
 
 NEAR, SLOWER = 1.1, 1.03
 NAMES = "full", "order", "collective", "routes", "shares"

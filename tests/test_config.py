@@ -87,29 +87,9 @@ def test_every_setting_has_a_flag():
         )
 
 
-@pytest.mark.parametrize("text", ["", "1,2"])
-def test_stragglar_has_one_late_rank(text):
-    flags = "--adaptra-allreduce", "stragglar", f"--adaptra-late-ranks={text}"
-    assert "stragglar needs the one rank that is late" in refusal(config, *flags)
-
-
 @pytest.mark.parametrize(("text", "late"), [("", ()), ("3", (3,)), ("2, 0,5", (0, 2, 5))])
 def test_late_ranks(text, late):
     assert config("--adaptra-allreduce", "direct", "--adaptra-late-ranks", text).late == late
-
-
-@pytest.mark.parametrize("text", ["a", "1,", ",", "-1", "1 2", "1,1", "1;2", "1234567"])
-def test_late_ranks_that_are_none(text):
-    flags = "--adaptra-allreduce", "direct", f"--adaptra-late-ranks={text}"
-    assert f"--adaptra-late-ranks '{text}': it has to be ranks of" in refusal(config, *flags)
-
-
-def test_a_plan_in_a_file_says_who_is_late(file):
-    text = refusal(config, "--adaptra-allreduce", "plan.txt", "--adaptra-late-ranks", "1")
-    assert text == "--adaptra-late-ranks '1': the plan in plan.txt says who does what"
-    text = refusal(config, "--adaptra-allreduce", "")
-    assert text.startswith("--adaptra-allreduce '': it has to be one of native, auto, direct,")
-    assert "allreduce 5: it has to" in refusal(config, "--adaptra-config", file("allreduce: 5"))
 
 
 @pytest.mark.parametrize(("text", "counts"), [("", ()), ("4", (4,)), ("9, 9,09 ,5", (9, 9, 9, 5))])
@@ -117,41 +97,45 @@ def test_counts(text, counts):
     assert config("--adaptra-sync", "share", "--adaptra-sync-counts", text).counts == counts
 
 
+LATE, RANKS = "--adaptra-late-ranks", "it has to be ranks of"
+COUNTS = "--adaptra-sync-counts"
+EACH = "it has to be a number of microbatches for each replica, such as 9,9,9,5, and at least 1"
+
+
 @pytest.mark.parametrize(
-    "text", ["a", "9,", ",", "-1,9", "9 9", "0,8", "8,00", "9;5", "1234567890"]
-)
-def test_counts_that_are_none(text):
-    flags = "--adaptra-sync", "share", f"--adaptra-sync-counts={text}"
-    assert refusal(config, *flags) == (
-        f"--adaptra-sync-counts '{text}': it has to be a number of microbatches for each replica, "
-        "such as 9,9,9,5, and at least 1 each"
-    )
+    ("flags", "words"),
+    [
+        *((f"direct {LATE}={text}", f"{LATE} '{text}': {RANKS}") for text in (
+            "a", "1,", ",", "-1", "1,1", "1;2", "1234567"
+        )),
+        (f"stragglar {LATE}=", "stragglar needs the one rank that is late"),
+        (f"stragglar {LATE}=1,2", "stragglar needs the one rank that is late"),
+        (f"plan.txt {LATE} 1", f"{LATE} '1': the plan in plan.txt says who does what"),
+        (f"native {LATE} 2", "native waits for all; use --adaptra-allreduce direct"),
+        *((f"native --adaptra-sync share {COUNTS}={text}", f"{COUNTS} '{text}': {EACH}")
+          for text in ("a", "9,", ",", "-1,9", "0,8", "8,00", "9;5", "1234567890")),
+        *((f"native --adaptra-sync {sync} {COUNTS} 9,7", f"'9,7': sync is {sync}; use --adaptra-sy")
+          for sync in ("full", "auto")),
+    ],
+)  # fmt: skip
+def test_late_ranks_and_counts_that_are_none(flags, words):
+    assert words in refusal(config, "--adaptra-allreduce", *flags.split())
 
 
-@pytest.mark.parametrize("sync", ["full", "auto"])
-def test_counts_need_shares(sync):
-    text = refusal(config, "--adaptra-sync", sync, "--adaptra-sync-counts", "9,7")
-    assert text == f"--adaptra-sync-counts '9,7': sync is {sync}; use --adaptra-sync share"
+def test_lists_of_numbers_in_yaml(file):
+    def read(text):
+        return config("--adaptra-config", file(text))
 
-
-def test_counts_in_yaml(file):
-    read = config("--adaptra-config", file("sync: share\nsync_counts: 9,7\n"))
-    assert read.counts == (9, 7)
-    assert config("--adaptra-config", file("sync: share\nsync_counts: 4\n")).counts == (4,)
-    text = refusal(config, "--adaptra-config", file("sync: share\nsync_counts: [9, 7]\n"))
-    assert "sync_counts [9, 7]: it has to be a number of microbatches for each replica" in text
-
-
-def test_late_ranks_in_yaml(file):
-    read = config("--adaptra-config", file("allreduce: direct\nlate_ranks: 2\n"))
-    assert read.late == (2,)
-    text = refusal(config, "--adaptra-config", file("late_ranks: 2\n"))
-    assert "late_ranks 2: native waits for all; use --adaptra-allreduce direct" in text
+    assert read("sync: share\nsync_counts: 9,7\n").counts == (9, 7)
+    assert read("sync: share\nsync_counts: 4\n").counts == (4,)
+    assert read("allreduce: direct\nlate_ranks: 2\n").late == (2,)
+    assert f"sync_counts [9, 7]: {EACH}" in refusal(read, "sync: share\nsync_counts: [9, 7]\n")
+    assert "allreduce 5: it has to" in refusal(read, "allreduce: 5")
 
 
 def test_gloo_cannot_encrypt():
-    with pytest.raises(BadInput, match=r"encrypt True: --adaptra-transport gloo cannot"):
-        config("--adaptra-encrypt", "--adaptra-transport", "gloo")
+    text = refusal(config, "--adaptra-encrypt", "--adaptra-transport", "gloo")
+    assert "encrypt True: --adaptra-transport gloo cannot" in text
 
 
 def test_help_can_be_shown():
@@ -170,7 +154,6 @@ def test_shipped_file_loads(request):
     [
         ("time_out", "did you mean 'timeout'?"),
         ("activation-budget", "did you mean 'activation_budget'?"),
-        ("emulate_links", "did you mean 'emulate_link'?"),
         ("zzz", "known are engine, policy"),
         ("5", "known are"),
     ],
@@ -185,50 +168,37 @@ def test_unknown_key_names_the_nearest(file, key, words):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("engine: fast", "engine 'fast': it has to be one of native, executor, stock"),
-        (
-            "small_collectives: maybe",
-            "small_collectives 'maybe': it has to be one of auto, on, fixed, off",
-        ),
-        ("post_receives: late", "post_receives 'late': it has to be one of ahead, on-demand"),
-        ("timeout: 0", "timeout 0: it has to be a number of at least 1"),
-        ("timeout: 10s", "timeout '10s': "),
+        ("engine: fast", "it has to be one of native, executor, stock"),
+        ("timeout: 0", "it has to be a number of at least 1"),
+        ("timeout: 10s", ""),
         ("timeout: yes", "timeout True: "),
         ("timeout: .inf", "at most 1e+09"),
         ("timeout: .nan", "timeout nan: "),
-        ("min_gain: -0.1", "min_gain -0.1: it has to be a number of at least 0"),
-        ("activation_budget: 0.5", "activation_budget '0.5': it has to be microbatches"),
+        ("min_gain: -0.1", "it has to be a number of at least 0"),
+        ("activation_budget: 0.5", "it has to be microbatches"),
         ("activation_budget: null", "activation_budget 'None': "),
-        ("activation_budget: 0GiB", "activation_budget '0GiB': "),
+        ("activation_budget: 0GiB", ""),
         ("activation_budget: 5 apples", "bytes such as 20GiB, auto or none"),
-        ("policy: zb", "policy 'zb': it has to be one of adaptive, 1f1b, zb-h1"),
-        ("policy: zb-h1", "policy 'zb-h1': it needs --adaptra-engine executor"),
+        ("policy: zb", "it has to be one of adaptive, 1f1b, zb-h1"),
+        ("policy: zb-h1", "it needs --adaptra-engine executor"),
         ("recompute: true", "recompute True: it needs --adaptra-engine executor"),
-        ("recompute: 1", "recompute 1: it has to be true or false"),
+        ("recompute: 1", "it has to be true or false"),
         ("emulate_link: 2-3:40ms", "it has to be a list such as"),
         ("emulate_link: [3]", "it has to be a list such as"),
-        ("emulate_worker: 1.2:2x", "it has to be a list such as [1.2:2x@10..]"),
         ("emulate_worker: [1.2]", "it has to be a list such as [1.2:2x@10..]"),
-        ("decision_log: 5", "decision_log 5: "),
-        ("record: 5", "record 5: "),
-        ("strict: 1", "strict 1: it has to be true or false"),
+        ("decision_log: 5", ""),
     ],
 )
 def test_bad_value_is_refused(file, line, words):
-    assert words in refusal(config, "--adaptra-config", file(line + "\n"))
+    text = refusal(config, "--adaptra-config", file(line + "\n"))
+    assert words in text
+    assert f"{line.partition(':')[0]} " in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--adaptra-timeout", "inf"], "timeout inf: "),
-        (["--adaptra-timeout", "nan"], "timeout nan: "),
-        (["--adaptra-min-gain", "-1"], "--adaptra-min-gain -1.0: "),
-        (["--adaptra-activation-budget", "0"], "--adaptra-activation-budget '0': "),
-    ],
-)
-def test_bad_flag_is_refused(flags, words):
-    assert words in refusal(config, *flags)
+@pytest.mark.parametrize("flag", ["timeout inf", "min-gain -1.0", "activation-budget '0'"])
+def test_bad_flag_is_refused(flag):
+    words = f"--adaptra-{flag}".replace("'", "").split()
+    assert f"--adaptra-{flag}: " in refusal(config, *words)
 
 
 @pytest.mark.parametrize("content", [b"", b"- 1\n", b"[", b"\xff\xfe\x00", b"a: 2024-99-99\n"])

@@ -39,7 +39,6 @@ def test_a_folder_is_read_file_by_file(tmp_path):
     [
         ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands twice"),
         ("[" * 40 + "]" * 40, "nested too deeply"),
-        ("[" * 10**6, "nested too deeply"),
         ('["\\ud800"]', "holds a character that is no text"),
         ('{"\\u0000": 1}', "holds a character that is no text"),
     ],
@@ -53,7 +52,6 @@ def test_json_that_is_refused(text, fault):
     ("text", "fault"),
     [
         ("a: 1\nb: [", r"line 2: expected the node content"),
-        ("a:\n\tb: 1", "line 2: found character"),
         ("a: 1\nb: 2\na: 3", "line 3: the key 'a' stands twice"),
         ("a: 1\nb: *c", r"line 2: an anchor or alias \(& or \*\) stands here"),
         ("a: 1\n---\nb: 2", "line 2: expected a single document in the stream, but found another"),

@@ -34,19 +34,17 @@ def script(folder: Path, text: str) -> str:
 
 
 def test_ranks_meet_and_each_has_a_file_of_its_own(zygote: Zygote, tmp_path: Path) -> None:
-    for _ in range(2):
-        done = zygote.run(tmp_path, [script(tmp_path, MEET), "--a", "1"], ranks=3)
-        assert done.status == 0, done.text
-        assert [text.split() for text in done.texts] == [
-            ["rank", str(rank), "of", "3", "sum", "3.0"] for rank in range(3)
-        ]
+    done = zygote.run(tmp_path, [script(tmp_path, MEET), "--a", "1"], ranks=3)
+    assert done.status == 0, done.text
+    assert [text.split() for text in done.texts] == [
+        ["rank", str(rank), "of", "3", "sum", "3.0"] for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_a_rank_had_asked_for_at_its_end_happens(
+def test_its_interpreters_end_is_left_out_on_request(
     ends: bool, zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Its interpreter's end, with what finalizers print there, is left out on request."""
     text = (
         "import atexit, gc\n"
         "class Held:\n"
@@ -59,35 +57,19 @@ def test_what_a_rank_had_asked_for_at_its_end_happens(
     done = zygote.run(tmp_path, [script(tmp_path, text)], ends=ends)
     assert done.status == 0, done.text
     assert done.text.split("\n") == ["at exit", *(["freed"] if ends else []), ""]
-    failing = script(tmp_path, "raise SystemExit(7)")
-    assert zygote.run(tmp_path, [failing], ends=ends).status == 7
-
-
-def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> None:
-    text = "import os, signal\nif os.environ['RANK'] == '1': raise SystemExit(7)\nsignal.pause()"
-    done = zygote.run(tmp_path, [script(tmp_path, text)], ranks=3)
-    assert done.statuses == (-15, 7, -15)
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: Path) -> None:
-    text = (
-        "import os, signal\nprint('process', os.getpid())\n"
-        "if os.environ['RANK'] == '1': signal.pause()"
-    )
+def test_ranks_end_with_one_that_fails_and_after_a_timeout_and_nothing_outlives_them(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """The last test here: one that comes after it starts the zygote anew."""
+    text = "import os, signal\nif os.environ['RANK'] == '1': raise SystemExit(7)\nsignal.pause()"
+    assert zygote.run(tmp_path, [script(tmp_path, text)], ranks=3).statuses == (-15, 7, -15)
+    text = text.replace("raise SystemExit(7)", "signal.pause()").replace("\nsignal.pause()", "")
     with pytest.raises(TimeoutError, match=r"no end after 15 s of rank 1: process (\d+)") as error:
         zygote.run(tmp_path, [script(tmp_path, text)], ranks=2, timeout=15)
-    pid = int(str(error.value).split()[-1])
-    assert not os.path.exists(f"/proc/{pid}")
-    done = zygote.run(tmp_path, [script(tmp_path, "print('well')")])
-    assert done.texts == ("well\n",)
-
-
-def test_nothing_outlives_a_zygote(zygote: Zygote, tmp_path: Path) -> None:
-    """The last test here: one that comes after it starts the zygote anew."""
-    zygote.run(tmp_path, [script(tmp_path, "print('well')")])
-    process = zygote._process
-    assert process is not None
-    assert process.pid in living("zygote.py")
+    assert not os.path.exists(f"/proc/{str(error.value).split()[-1]}")
+    assert (process := zygote._process) is not None
     zygote.end()
     assert process.pid not in living("zygote.py")

@@ -90,47 +90,24 @@ def test_hol_shows_what_waiting_costs():
         in_time("the share in the queue", share[transport, "in"], 0.6 * share[transport, "off"])
 
 
-@pytest.mark.long
-@built
-def test_hol_prints_a_table():
-    out = process("bench", "hol", "--sizes", "4KiB", "--rounds", "1").stdout
-    assert "ratio to alone" in out
-    assert "queue in: a step waits for the message before it" in out
-    assert "4 KiB" in out
-
-
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["p2p", "--sizes", "4Kib"], "--sizes '4Kib': it has to be a whole number of bytes su"),
         (["p2p", "--sizes", "0.3B"], "--sizes '0.3B': it has to be a whole number of bytes su"),
-        (["p2p", "-b", "x"], "-b 'x': it has to be a whole number of bytes such as 8, 1K, 25"),
         (["p2p", "-b", "4"], "-b '4': it has to be 8 to 1073741824 bytes"),
-        (["p2p", "-b", "2G"], "-b '2G': it has to be 8 to 1073741824 bytes"),
         (
             ["p2p", "-b", "1M", "-e", "1K"],
             "-e '1K': it has to be from -b (1048576) to 1073741824 b",
         ),
         (["p2p", "-f", "1"], "-f '1': it has to be a whole number of at least 2"),
-        (["p2p", "-f", "1.5"], "-f '1.5': it has to be a whole number of at least 2"),
         (["p2p", "-b", "8", "--sizes", "8"], "--sizes '8': it has no place beside -b, -e and"),
         (["collective", "-b", "6"], "-b 6: it has to be 4 to 1073741824 bytes that are a mult"),
-        (["p2p", "--sizes", "2GiB"], "--sizes 2147483648: it has to be 8 to 1073741824 bytes"),
-        (["p2p", "--rounds", "0"], "--rounds 0: it has to be 1 to 1000"),
         (["p2p", "--link", "40"], "--link '40': it has to be a duration"),
         (["p2p", "--link", "40ms@3..5"], "--link '40ms@3..5': the link has to stay"),
-        (["p2p", "-b", "0"], "-b '0': it has to be 8 to 1073741824 bytes"),
         (["p2p", "-b", "1.5K"], "-b '1.5K': it has to be a whole number of bytes such as 8, 1K"),
-        (["p2p", "-b", "\u0668"], "-b '\u0668': it has to be a whole number of bytes"),
-        (["p2p", "-b", "9" * 23], "it has to be a whole number of bytes such as 8, 1K"),
-        (["p2p", "-e", "1T"], "-e '1T': it has to be a whole number of bytes such as 8, 1K"),
-        (["p2p", "-f", "2x"], "-f '2x': it has to be a whole number of at least 2"),
-        (["p2p", "--sizes", "8,,16"], "--sizes '': it has to be a whole number of bytes"),
         (["p2p", "--rounds", "1001"], "--rounds 1001: it has to be 1 to 1000"),
         (["hol", "--sizes", "4"], "--sizes 4: it has to be 8 to 1073741824 bytes"),
         (["collective", "--ranks", "17"], "--ranks 17: it has to be 2 to 16"),
-        (["collective", "--sizes", "6B"], "bytes that are a multiple of 4"),
-        (["collective", "--ranks", "1"], "--ranks 1: it has to be 2 to 16"),
         (["collective", "--ranks", "2,x"], "--ranks '2,x': it has to be whole numbers"),
     ],
 )
@@ -160,10 +137,8 @@ TORCHRUN = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     [
         (["p2p"], "4", "torchrun's number of ranks 4: it has to be 2 for p2p"),
         (["hol"], "2", "torchrun 'hol': it has to be p2p or collective; hol starts its two"),
-        (["p2p"], "x", "WORLD_SIZE 'x': it has to be a whole number, as torchrun sets it"),
         (["p2p"], "0", "RANK 0: it has to be 0 to WORLD_SIZE - 1 (-1), as torchrun sets it"),
         (["collective"], "17", "torchrun's number of ranks 17: it has to be 2 to 16"),
-        (["p2p", "--link", "40ms"], "2", "--link '40ms': it has no place under torchrun"),
         (["collective", "--ranks", "2"], "2", "--ranks '2': it has no place under torchrun"),
     ],
 )
@@ -203,27 +178,19 @@ def agents(*words, second=()):
 @built
 @pytest.mark.cold
 def test_several_hosts_measure_under_torchrun(tmp_path):
-    """Rank 0 alone prints, and writes the report."""
-    (out,) = agents("p2p", "-b", "8", "-e", "1K", "-f", "128", "--rounds", "1", "--json")
-    found = {(row["transport"], row["bytes"]) for row in strict(out)["rows"]}
-    assert found == {(t, n) for t in ("gloo", "shm", "tcp", "copy") for n in (8, 1024)}
-    folder = tmp_path / "out"
-    (out,) = agents("collective", "--sizes", "8", "--rounds", "1", "--out", folder)
-    assert str(folder / "collective.html") in out
+    """Rank 0 alone prints, and writes the report.
 
-
-@built
-@pytest.mark.cold
-@pytest.mark.root
-def test_hosts_with_other_clocks_measure_the_same(tmp_path):
-    """The second host's clock is a day ahead, as after another start, and it shares no memory."""
+    Where that can be, the second host's clock is a day ahead, and it shares no memory.
+    """
     later = ["unshare", "--time", "--monotonic", "86400", "--fork", "--kill-child"]
-    if (done := subprocess.run([*later, "true"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"no namespaces of time here: {done.stderr}")
-    (out,) = agents("p2p", "--sizes", "1M", "--rounds", "3", "--json", second=later)
+    able = subprocess.run([*later, "true"], capture_output=True).returncode == 0
+    words = ("p2p", "-b", "8", "-e", "1K", "-f", "128", "--rounds", "1", "--out", tmp_path / "out")
+    (out,) = agents(*words, "--json", second=later if able else ())
     rows = strict(out)["rows"]
-    assert {row["transport"] for row in rows} == {"gloo", "tcp", "copy"}
+    over = ("gloo", "tcp", "copy") if able else ("gloo", "shm", "tcp", "copy")
+    assert {(r["transport"], r["bytes"]) for r in rows} == {(t, n) for t in over for n in (8, 1024)}
     assert all(0 < row["us_per_message"] < 1e6 * PATIENCE for row in rows)
+    assert (tmp_path / "out" / "p2p.html").is_file()
 
 
 def test_without_torch_it_says_so():

@@ -109,23 +109,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(python, site / PACKAGE.name, clone, outside)
 
 
-@pytest.fixture
-def witness(tmp_path: Path) -> Path:
-    folder = tmp_path / "witness"
-    folder.mkdir()
-    return folder
-
-
-def imported(witness: Path, of: Path) -> list[list[str | None]]:
-    """Engine and rank of each process that had the package, which was that in the folder `of`."""
-    found = [json.loads(path.read_text()) for path in witness.iterdir()]
-    packages = {package for package, *_ in found if package}
-    assert packages == {str(of / "__init__.py")}
-    engines = {engine for _, engine, _ in found if engine}
-    assert all(Path(engine).is_relative_to(of) for engine in engines)
-    return [rest for package, *rest in found if package]
-
-
 def ran(done: subprocess.CompletedProcess[str]) -> list[list[object]]:
     """Package, what its engine lacks, argv, __name__ and path of each process of SCRIPT."""
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -133,45 +116,18 @@ def ran(done: subprocess.CompletedProcess[str]) -> list[list[object]]:
 
 @built
 @pytest.mark.cold
-def test_bench_measures_the_installed_engine(place: Place, witness: Path) -> None:
+def test_bench_measures_the_installed_engine(place: Place, tmp_path: Path) -> None:
+    """Demo and doctor start their processes in the same way."""
     words = ("bench", "p2p", "--sizes", "4KiB", "--rounds", "1", "--json")
-    rows = []
-    for cwd in (place.clone, place.outside):
-        done = place.adaptra(*words, cwd=cwd, WITNESS=str(witness))
-        assert done.stderr == ""
-        rows.append({(r["transport"], r["direction"]) for r in strict(done.stdout)["rows"]})
-    assert rows[0] == rows[1]
-    assert {"shm", "tcp"} <= {transport for transport, _ in rows[0]}
-    ranks = [rank for engine, rank in imported(witness, place.installed) if engine and rank]
-    assert sorted(ranks) == ["0", "0", "1", "1"]
-
-
-@built
-@pytest.mark.cold
-def test_doctor_finds_the_installed_engine(place: Place, witness: Path) -> None:
-    found = []
-    for cwd in (place.clone, place.outside):
-        done = place.adaptra("doctor", "--json", cwd=cwd, WITNESS=str(witness))
-        parts = strict(done.stdout)["parts"]
-        found.append([(row["verdict"], row["what"]) for rows in parts.values() for row in rows])
-    assert found[0] == found[1]
-    assert ("OK", "engine") in found[0]
-    assert len(imported(witness, place.installed)) == 2 * 5  # the command, and a process per part
-
-
-DEMO = ("demo", "--stages", "2", "--microbatches", "2", "--iterations", "9", "--json", "--out")
-
-
-@built
-@pytest.mark.cold
-@pytest.mark.trains
-def test_demo_trains_over_the_installed_engine(place: Place, witness: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = place.adaptra(*DEMO, out, cwd=place.clone, WITNESS=str(witness))
-    assert strict(done.stdout)["losses_identical"] is True
-    assert "gloo" not in done.stderr + (out / "ranks.log").read_text()
-    ranks = [rank for engine, rank in imported(witness, place.installed) if engine and rank]
-    assert sorted(ranks) == ["0", "1"]
+    done = place.adaptra(*words, cwd=place.clone, WITNESS=str(tmp_path))
+    assert done.stderr == ""
+    assert {"shm", "tcp"} <= {row["transport"] for row in strict(done.stdout)["rows"]}
+    found = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    packages = {package for package, *_ in found if package}
+    assert packages == {str(place.installed / "__init__.py")}
+    engines = {rank: Path(engine) for _, engine, rank in found if engine and rank}
+    assert sorted(engines) == ["0", "1"]
+    assert all(engine.is_relative_to(place.installed) for engine in engines.values())
 
 
 @built
@@ -257,19 +213,13 @@ def test_what_is_installed_is_built_from_where_it_came_from(place: Place, tmp_pa
     assert says == f"install g++, then: {pip} {place.clone}\n"
 
 
-def test_doctor_gives_the_command_that_builds_it(place: Place) -> None:
-    """The process that it starts for this part."""
-    done = place.run("-m", "megatron_adaptra.doctor.examine", "engine", cwd=place.clone)
-    found = next(row for row in map(json.loads, done.stdout.splitlines()) if row["verdict"] != "OK")
-    assert (found["what"], found["remedy"]) == ("engine", place.build)
-
-
 @pytest.mark.cold
 @pytest.mark.trains
 def test_demo_says_at_once_that_it_falls_back(place: Place, tmp_path: Path) -> None:
     """To its user, and rank 0 to its log, once."""
     out = tmp_path / "out"
-    done = place.adaptra(*DEMO, out, cwd=place.outside, PYTHONPATH=str(place.clone))
+    words = ("demo", "--stages", "2", "--microbatches", "2", "--iterations", "9", "--out", out)
+    done = place.adaptra(*words, cwd=place.outside, PYTHONPATH=str(place.clone))
     says = "adaptra: messages go over gloo, for there is no engine: "
     assert done.stderr.splitlines()[0] == says + lacks_engine(place)
     log = (out / "ranks.log").read_text().splitlines()

@@ -135,20 +135,14 @@ def test_bars_are_the_messages_whole_and_in_their_time():
     ("flags", "line"),
     [
         (["--ranks", "8"], "--ranks '8': it needs --allreduce"),
-        (["--host", "all:1MB/s"], "--host ['all:1MB/s']: it needs --allreduce"),
         (["--allreduce", "ring", "--stages", "4"], "--stages '4': it is of a pipeline's schedule"),
-        (["--allreduce", "ring", "--policy", "1f1b"], "--policy '1f1b': it is of a pipeline's"),
         (["--allreduce", "tree"], "--allreduce 'tree': it has to be one of ring, halving-doubl"),
         (["--allreduce", "ring", "--ranks", "1"], "--ranks '1': it has to be a whole number from"),
-        (["--allreduce", "ring", "--ranks", "x"], "--ranks 'x': it has to be a whole number from"),
         (["--allreduce", "ring", "--late", "1s"], "--late '1s': it needs --late-ranks"),
         (["--allreduce", "ring", "--late-ranks", "8"], "--late-ranks '8': ranks are 0 to 7"),
-        (["--allreduce", "ring", "--late-ranks", "a"], "--late-ranks 'a': it has to be whole"),
         (["--allreduce", "stragglar"], "late ranks []: stragglar needs the one rank"),
         (["--allreduce", "ring", "--host", "1:1MB/s"], "--host '1:1MB/s': no rule has a rate for"),
-        (["--allreduce", "ring", "--host", "all:1MB/s@1.."], "--host 'all:1MB/s@1..': a rule here"),
         (["--allreduce", "ring", "--bytes", "0B"], "--bytes '0B': at least 1B"),
-        (["--allreduce", "ring", "--pieces", "0"], "--pieces '0': it has to be a whole number"),
     ],
 )  # fmt: skip
 def test_what_goes_not_together_is_refused(here, flags, line):

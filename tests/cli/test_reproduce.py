@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import reproduce  # noqa: E402
-from reference import METHODS, Prediction, experiments, predict, summary  # noqa: E402
+from reference import METHODS, experiments, predict  # noqa: E402
 
 FOLDER = BENCHMARKS / "published"
 ONE = "single-7B-2_3-30ms"
@@ -77,32 +77,6 @@ def test_a_row_is_what_plan_says(here, run):
     assert within["p + recompute"] <= within["p"] + 1e-6
     total = data["summary"]["predicted / measured 1F1B"]
     assert total["mean"] == total["lowest"] == total["highest"] == row["stock_ms"] / 1102.4
-
-
-def test_means_and_extremes():
-    chosen = experiments()[:2]
-    predicted = [
-        Prediction(1000.0, 100.0, adaptive, 5.0, dict.fromkeys(names, 200.0))
-        for adaptive, names in ((110.0, ("p",)), (130.0, ("p",)))
-    ]
-    total = summary(list(zip(chosen, predicted, strict=True)))
-    assert total["adaptive / lower bound"] == pytest.approx(
-        {"mean": 1.2, "lowest": 1.1, "highest": 1.3}
-    )
-    assert total["adaptive within p / lower bound"]["mean"] == 2
-
-
-def test_table_and_markdown(run):
-    out = run("--name", ONE)
-    assert "1102" in out
-    assert "arXiv:2504.19232" in out
-    text = run("--name", ONE, "--markdown")
-    heads = [line for line in text.splitlines() if line.startswith("| --- |")]
-    assert len(heads) == 3
-    for block in text.strip().split("\n\n"):
-        rows = [line for line in block.splitlines() if line.startswith("|")]
-        assert len({row.count("|") for row in rows}) <= 1
-    assert f"| {ONE} | 1102 | 882 | 617 | 434 | 345 | " in text
 
 
 def test_files(run, tmp_path):

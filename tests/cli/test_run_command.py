@@ -44,18 +44,6 @@ def test_a_rank_runs_the_script(way, script):
     assert late == [], "a script that does not want Megatron gets none"
 
 
-@pytest.mark.long
-def test_adaptra_run_starts_torchrun(script, tmp_path):
-    """Every rank writes a file of its own: what several print at once may run into one line."""
-    options = ("--standalone", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", tmp_path)
-    done = run("megatron_adaptra", "run", *options, script, "--b")
-    assert done.returncode == 0, done.stderr
-    printed = [
-        json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/attempt_0/*/stdout.log"))
-    ]
-    assert [argv for argv, *_ in printed] == [["--b"], ["--b"]]
-
-
 @pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])
 def test_what_is_no_script_is_refused_in_one_line(way):
     done = run(*way, "nowhere.py")
@@ -88,8 +76,6 @@ def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, scri
     [
         (("megatron_adaptra.run",), "a rank"),
         (("megatron_adaptra", "run"), "alone"),
-        pytest.param(("megatron_adaptra.run",), "alone", marks=pytest.mark.long),
-        pytest.param(("megatron_adaptra", "run"), "a rank", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from faults import Copy, Judge, Outcome, judged, table
+from faults import Copy, judged, table
 from fitting import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,46 +47,28 @@ def package(folder: Path) -> Copy:
     return Copy(folder)
 
 
-def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
-    fault = Fault("x", "It is wrong.", "half", find, put, (f"tests/test_sums.py::{test}",))
-    outcome = Judge(package(folder)).look_at(fault)
-    assert (folder / "megatron_adaptra" / "sums.py").read_text() == CODE
-    return outcome
+SAYS = [
+    ("x / 2", "x / 3", "test_of_four", ""),
+    ("x / 2", "x / 3", "test_of_what_is_shared", ""),
+    ("x / 2", "x / 2.0", "test_of_four", "NOT CAUGHT: all its tests pass"),
+    ("x / 2", "y / 2", "test_of_four", "NOT CAUGHT: an error, not a failing test: test_of_four"),
+    ("x / 2", "x / 3", "test_of_three", "NOT CAUGHT: tests/test_sums.py::test_of_three fails "
+     "without the fault, too"),
+    ("x / 2", "x / 3", "test_by_chance", "NOT CAUGHT: tests/test_sums.py::test_by_chance fails "
+     "by chance: the second time it passes"),
+    ("x / 4", "x / 3", "test_of_four", "does not fit any more: `x / 4` stands 0 times"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("test", ["test_of_four", "test_of_what_is_shared"])
-def test_caught(tmp_path, test):
-    outcome = look_at(tmp_path, "x / 2", "x / 3", test)
-    assert (outcome.caught_by, outcome.problem) == (f"tests/test_sums.py::{test}", "")
-    assert f"| x | It is wrong. | `test_sums.py::{test}` |" in table([outcome])
-
-
-@pytest.mark.parametrize(
-    ("find", "put", "test", "says"),
-    [
-        ("x / 2", "x / 2.0", "test_of_four", "NOT CAUGHT: all its tests pass"),
-        ("x / 2", "y / 2", "test_of_four", "NOT CAUGHT: an error, not a failing test: test_of_fo"),
-        ("x / 2", "x / 3", "test_of_three", "NOT CAUGHT: tests/test_sums.py::test_of_three fails "
-         "without the fault, too"),
-        ("x / 2", "x / 3", "test_by_chance", "NOT CAUGHT: tests/test_sums.py::test_by_chance fails "
-         "by chance: the second time it passes"),
-        ("x / 2", "x / 3", "test_of_six", "NOT CAUGHT: pytest ended with status 4"),
-        ("x / 4", "x / 3", "test_of_four", "does not fit any more: `x / 4` stands 0 times"),
-    ],
-)  # fmt: skip
-def test_not_caught(tmp_path, find, put, test, says):
-    outcome = look_at(tmp_path, find, put, test)
-    assert outcome.problem.startswith(says), outcome.problem
-    assert outcome.caught_by == ""
-
-
-def test_several_are_looked_at_side_by_side_each_in_its_own_copy():
-    tests = ("tests/test_sums.py::test_of_four", "tests/test_sums.py::test_of_what_is_shared")
+def test_what_is_caught_and_what_is_not():
+    """Two at a time, each in a copy of its own, which is as before when the next one is put in."""
     faults = [
-        Fault(f"{test} {put}", "It is wrong.", "half", "x / 2", put, (test,))
-        for test in tests for put in ("x / 3", "x / 2.0")
-    ]  # fmt: skip
-    found = {outcome.id: outcome.problem for outcome in judged(faults, 2, package)}
-    for fault in faults:
-        assert (found.pop(fault.id) == "") == (fault.put == "x / 3")
-    assert not found
+        Fault(str(i), "It is wrong.", "half", find, put, (f"tests/test_sums.py::{test}",))
+        for i, (find, put, test, _) in enumerate(SAYS)
+    ]
+    found = {int(outcome.id): outcome for outcome in judged(faults, 2, package)}
+    for i, (_, _, test, says) in enumerate(SAYS):
+        assert found[i].problem.startswith(says)
+        assert bool(found[i].problem) == bool(says), found[i].problem
+        assert found[i].caught_by == ("" if says else f"tests/test_sums.py::{test}")
+    assert "| 0 | It is wrong. | `test_sums.py::test_of_four` |" in table([found[0]])

@@ -1,17 +1,12 @@
 """Small random jobs and their optima, to hold other planners against.
 
-small_optima.json has the optima of the first 200, so that tests need not solve them. It is made by
-
-    python tests/plan/small_cases.py [CASES] [SECONDS PER CASE]
+small_optima.json has the optima of the first 200, proven by `python benchmarks/exact.py`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import sys
-import time
 from pathlib import Path
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -51,23 +46,3 @@ def small_case(seed: int) -> Conditions:
         split=rng.random() < 0.5,
         recompute=rng.random() < 0.25,
     )
-
-
-def write_optima(cases: int = 200, seconds: float = 10.0) -> None:
-    """{seed: {"seconds", "bound", "proven"}} of `small_case`, as the solver finds them."""
-    from exact import solve
-
-    optima, proven = {}, 0
-    for seed in range(cases):
-        began = time.perf_counter()
-        found = solve(small_case(seed), seconds)
-        proven += found.proven
-        optima[seed] = {"seconds": found.seconds, "bound": found.bound, "proven": found.proven}
-        took = time.perf_counter() - began
-        print(f"{seed}: {found.seconds:.6g} in {took:.2f} s, {proven} of {seed + 1} proven")
-        rows = (f'"{seed}": {json.dumps(one)}' for seed, one in optima.items())
-        OPTIMA.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-
-
-if __name__ == "__main__":
-    write_optima(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from processes_alike import printed
+from replica_cases import OPTIMA, small_job
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
@@ -57,6 +58,21 @@ def planned(c: ReplicaConditions, ops: int = OPS) -> tuple[ReplicaPlan, dict[str
     assert plan.lower_bound <= plan.predicted * (1 + NEAR)
     assert plan.predicted == pytest.approx(plan.lower_bound * (1 + plan.gap), rel=NEAR)
     return plan, {move.name: move for move in plan.moves}
+
+
+def test_plans_are_optimal_or_within_their_gap() -> None:
+    """Small jobs of all kinds; an optimum of their bound or above it, and a plan not below it."""
+    above = {}
+    for seed, optimum in enumerate(OPTIMA):
+        plan = plan_replicas(small_job(seed), ops=20_000)
+        assert plan.lower_bound <= optimum + NEAR, f"seed {seed}"
+        assert optimum - NEAR <= plan.predicted <= optimum * (1 + plan.gap) + NEAR, f"seed {seed}"
+        if plan.predicted > optimum + NEAR:
+            above[seed] = plan.predicted / optimum - 1
+    assert len(above) <= 5, above
+    # What two rules of the search are for: a weight half that waits for a forward under way, and
+    # a worker that waits for the slower message, as the first would hold its only place in memory.
+    assert not above.keys() & {10, 46}
 
 
 @pytest.mark.parametrize(("whole", "kinds"), [(1.2, "FB"), (2.0, "FIW"), (2.5, "FIW")])

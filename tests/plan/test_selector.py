@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -191,21 +190,6 @@ def test_hysteresis():
     assert chosen(figures(), first.choice).choice.native
 
 
-@pytest.mark.long
-def test_to_and_fro_in_noise():
-    """Lateness about where a plan begins to be worth it: few changes."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    at = chosen(figures(0.5, ranks=4)).gain
-    current, changes = Choice(4), 0
-    for _ in range(30):
-        found = chosen(figures(0.5 * rng.uniform(0.9, 1.1), ranks=4), current, at).choice
-        changes += found != current
-        current = found
-    assert changes <= 1
-
-
 def test_more_ranks_than_can_be_judged_are_left_to_native():
     given = figures(2.0, ranks=MOST_RANKS + 1)
     assert chosen(given).choice.native
@@ -305,21 +289,14 @@ GOOD = Choice(4, "direct", 3, (1, 0, 1, 1)).to_json()
     ("data", "message"),
     [
         (None, "^all-reduce is missing: .*to_json"),
-        ({}, "^all-reduce {}: "),
         (GOOD | {"more": 1}, "^all-reduce"),
-        (GOOD | {"shares": 3}, "^all-reduce"),
         (GOOD | {"ranks": 0}, "^ranks 0: "),
         (GOOD | {"algorithm": "magic"}, "^algorithm 'magic': .* native, ring"),
-        (GOOD | {"pieces": 0}, "^pieces 0: "),
         (GOOD | {"pieces": 1 << 30}, "^choice .* no number above"),
         (GOOD | {"shares": [1, 1]}, r"^shares \[1, 1\]: direct has one per rank"),
         (GOOD | {"shares": [0, 0, 0, 0]}, "^shares .*: at least one above 0"),
-        (GOOD | {"shares": [1, -1, 1, 1]}, "^share -1: "),
         (GOOD | {"late": [1]}, r"^late ranks \[1\]: direct has none"),
-        (Choice(3).to_json() | {"pieces": 4}, "^pieces 4: native has none"),
         (Choice(3, "sorted-chain", 1).to_json() | {"late": [1, 1]}, "^late ranks .*: each once"),
-        (Choice(3, "sorted-chain", 1).to_json() | {"late": [3]}, "^late rank 3: ranks are 0 to 2"),
-        (Choice(4, "stragglar", 1, late=(1,)).to_json() | {"ranks": 3}, "stragglar needs one"),
         (Choice(4, "stragglar", 1, late=(1,)).to_json() | {"late": []}, "stragglar needs one"),
     ],
 )  # fmt: skip
@@ -333,12 +310,8 @@ def test_damaged_choices_are_refused(data, message):
     [
         (lambda: replace(figures(), lateness=(0.0,)), "^lateness 1: one per rank: 8"),
         (lambda: figures(math.inf), "^lateness .*seconds of at least 0"),
-        (lambda: figures(-1.0), "^lateness"),
         (lambda: figures(iteration=0.0), "^seconds of an iteration 0.0"),
-        (lambda: figures(measured=-1.0), "^seconds of native -1.0"),
-        (lambda: replace(figures(), nbytes=-1), "^bytes -1"),
         (lambda: replace(figures(), buffers=Buffers(0)), "^buffers 0: at least 1"),
-        (lambda: replace(figures(), buffers=Buffers(overlap=-1.0)), "^seconds of overlap -1.0"),
         (lambda: replace(figures(), buffers=Buffers(last=9**9)), "^last bytes .*: 0 to 3200000"),
         (lambda: figures(rates=[math.inf] * 8), "^rate of a port inf: .*as measured"),
         (lambda: chosen(figures(), Choice(3)), "^all-reduce in force 'for 3 ranks': here are 8"),

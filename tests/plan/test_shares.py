@@ -35,21 +35,9 @@ def rank(counts, costs, microbatches):
     return max(seconds), away, sum(count**2 for count in counts)
 
 
-@given(SPEEDS, st.integers(1, 5), st.data())
-def test_no_counts_are_better(speeds, microbatches, data):
-    costs = [speed.seconds for speed in speeds]
-    counts = least_counts(costs, microbatches)
-    options = list(all_counts(len(speeds), len(speeds) * microbatches))
-    best = min(rank(one, costs, microbatches) for one in options)
-    assert rank(counts, costs, microbatches) == best
-    SyncPlan(microbatches, counts)
-    start = data.draw(st.sampled_from(options))
-    assert least_counts(costs, microbatches, start) == counts
-
-
 @given(st.lists(st.lists(st.integers(0, 3), min_size=20, max_size=20), min_size=1, max_size=4),
        st.integers(1, 5), st.data())  # fmt: skip
-def test_no_counts_are_better_whatever_a_microbatch_more_costs(steps, microbatches, data):
+def test_no_counts_are_better(steps, microbatches, data):
     """Costs with flat parts and jumps, and some that no time is enough for, as for want of memory.
 
     A replica has room for its own.
@@ -60,8 +48,11 @@ def test_no_counts_are_better_whatever_a_microbatch_more_costs(steps, microbatch
         row[room:] = [math.inf] * (20 - room)
     costs = [lambda count, row=row: row[count - 1] for row in rows]
     counts = least_counts(costs, microbatches)
-    found = all_counts(len(rows), len(rows) * microbatches)
+    found = list(all_counts(len(rows), len(rows) * microbatches))
     assert rank(counts, costs, microbatches) == min(rank(c, costs, microbatches) for c in found)
+    start = data.draw(st.sampled_from(found))
+    if rank(start, costs, microbatches)[0] < math.inf:
+        assert least_counts(costs, microbatches, start) == counts
 
 
 @given(SPEEDS, st.integers(1, 5))
@@ -129,10 +120,8 @@ def test_costs_that_fall_are_taken_as_they_are():
         ([], 8, "at least 1 replica"),
         ([Speed(1.0)], 0, "microbatches per replica 0"),
         ([Speed(1.0), Speed(0.0)], 8, "microbatch of replica 1 0.0"),
-        ([Speed(math.nan)], 8, "microbatch of replica 0 nan"),
         ([Speed(math.inf)], 8, "microbatch of replica 0 inf"),
         ([Speed(1.0, -1.0)], 8, "seconds outside of replica 0 -1.0"),
-        ([Speed(1.0, math.nan)], 8, "seconds outside of replica 0 nan"),
     ],
 )
 def test_what_no_replica_takes_is_refused(speeds, microbatches, words):

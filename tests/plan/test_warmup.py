@@ -13,7 +13,6 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, of_depths, random_conditions, seeds
-from processes_alike import printed
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
@@ -115,12 +114,6 @@ def test_the_best_of_all_for_any_small_job(c, sends):
 
 
 @examples(12)
-@given(conditions(stages=4, most=8), both_sends)
-def test_the_best_of_all_for_four_stages(c, sends):
-    assert_best(c, sends)
-
-
-@examples(12)
 @given(seeds, st.integers(1, 4), st.integers(1, 8), both_sends, st.none() | st.floats(0.5, 4))
 def test_the_best_of_all_for_uneven_jobs(seed, stages, count, sends, cores):
     assert_best(random_conditions(random.Random(seed), stages, count, cores=cores), sends)
@@ -129,7 +122,7 @@ def test_the_best_of_all_for_uneven_jobs(seed, stages, count, sends, cores):
 # --- the local search ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_local_search_finds_what_trying_all_finds(seed):
     rng = random.Random(seed)
     stages, count = rng.choice([(4, 12), (5, 9), (6, 8)])
@@ -140,7 +133,7 @@ def test_the_local_search_finds_what_trying_all_finds(seed):
     assert climbed[:2] == best[:2]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_local_search_is_not_beaten_by_annealing(seed):
     rng = random.Random(seed)
     budget = rng.choice([(), (rng.randint(8, 20),) * 8])
@@ -232,11 +225,6 @@ def test_the_budget_is_kept_and_narrows_what_follows():
     assert make_plan(replace(SLOW, activation_budget=(1,) * 4)).schedule.warmup == (1, 1, 1, 1)
 
 
-def test_a_budget_below_one_is_refused():
-    with pytest.raises(BadInput, match=r"activation_budget 0\.9: "):
-        make_plan(replace(SLOW, activation_budget=(4, 0.9, 4, 4)))
-
-
 @given(st.integers(1, 5), st.integers(1, 9), both_sends, st.none() | st.just(1.0))
 def test_ops_that_take_no_time(stages, count, sends, cores):
     zero = (0.0,) * stages
@@ -246,11 +234,6 @@ def test_ops_that_take_no_time(stages, count, sends, cores):
     assert (plan.predicted, plan.schedule.warmup) == (0, (1,) * stages)
     far = replace(free, links=both_ways([1.0] * (stages - 1)))
     assert make_plan(far, sends=sends).predicted <= make_plan(far, "1f1b", sends).predicted
-
-
-def test_an_unknown_policy():
-    with pytest.raises(BadInput, match="policy 'fastest': it has to be one of 1f1b"):
-        make_plan(SLOW, "fastest")
 
 
 def test_stock_is_what_megatron_runs():
@@ -270,39 +253,12 @@ def test_a_split_schedule_has_the_bound_of_split_schedules():
     assert lower_bound(replace(c, split=False)) == 12
 
 
-def test_json():
-    data = json.loads(json.dumps(make_plan(SLOW).to_json(), allow_nan=False))
-    assert data["warmup"] == [9, 8, 7, 1]
-    assert data["predicted_ms"] == pytest.approx(495)
-    assert data["stages"][3][:4] == ["F0", "B0", "F1", "B1"]
-    assert set(data) == {
-        "policy", "why", "warmup", "stages", "predicted_ms", "lower_bound_ms", "gap",
-        "peak_in_flight",
-    }  # fmt: skip
-
-
 @given(conditions(), both_sends)
 def test_the_same_conditions_give_the_same_bytes(c, sends):
     again = Conditions.from_json(json.loads(json.dumps(c.to_json())))
     backwards = replace(c, links=dict(reversed(list(c.links.items()))))
     texts = {make_plan(x, sends=sends).schedule.text() for x in (c, again, backwards)}
     assert len(texts) == 1
-
-
-PROGRAM = """
-import sys, random
-from ir.strategies import random_conditions
-from megatron_adaptra.plan import make_plan
-for seed in range(6):
-    rng = random.Random(seed)
-    c = random_conditions(rng, 5, 20, activation_budget=rng.choice([(), (9,) * 5]))
-    print(make_plan(c).schedule.digest())
-"""
-
-
-@pytest.mark.long
-def test_the_same_bytes_in_every_process():
-    assert len(set(printed(PROGRAM).split())) == 6
 
 
 def test_a_planner_is_never_given_what_it_may_change():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -62,25 +61,22 @@ def test_the_forms_are_what_the_clock_says(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sorted-chain", "direct", "stragglar"])
 def test_the_chosen_pieces_are_nearly_the_best_by_the_clock(algorithm: str) -> None:
-    """No other number of pieces is faster by more than the error of the forms, 10 %."""
-    for ranks, cost in ((4, 1e-3), (8, 1e-4), (8, 1e-2)):
-        job = AllReduce(ranks, 1e7, RATE, 1e-4, cost * 0.1, 1.0)
+    """No other number of pieces is faster by more than the error of the forms, 10 %.
+
+    Pieces of stragglar that do not fit in a turn share the port with those of the next round.
+    """
+    jobs = [
+        AllReduce(ranks, 1e7, RATE, 1e-4, cost * 0.1, 1.0)
+        for ranks, cost in ((4, 1e-3), (8, 1e-4), (8, 1e-2))
+    ]
+    if algorithm == "stragglar":
+        turns = ((4, 1e5), (8, 6e4), (8, 1e6))
+        jobs += [AllReduce(ranks, 5e6, RATE, 1e-4, 1e-5, 1.0, turn) for ranks, turn in turns]
+    for job in jobs:
+        ranks = job.ranks
         chosen = by_clock(sized(algorithm, job, [ranks - 1]), job)
         others = [
             by_clock(sized(algorithm, job, [ranks - 1], pieces), job) for pieces in (1, 2, 4, 8, 16)
-        ]
-        assert chosen <= 1.1 * min(others)
-
-
-def test_pieces_of_stragglar_fit_in_a_turn_where_that_is_faster() -> None:
-    """Larger ones share the port with those of the next round, and all arrive at its end."""
-    for ranks, turn in ((4, 1e5), (8, 6e4), (8, 1e6)):
-        job = AllReduce(ranks, 5e6, RATE, 1e-4, 1e-5, math.inf, turn)
-        late = replace(job, late=1.0)
-        chosen = by_clock(sized("stragglar", job, [ranks - 1]), late)
-        others = [
-            by_clock(sized("stragglar", job, [ranks - 1], pieces), late)
-            for pieces in (1, 2, 4, 8, 16)
         ]
         assert chosen <= 1.1 * min(others)
 
@@ -123,16 +119,12 @@ def test_a_plan_by_name() -> None:
     ("make", "message"),
     [
         (lambda: AllReduce(0, 1e6, RATE), "^ranks 0: at least 1"),
-        (lambda: AllReduce(4, -1, RATE), "^nbytes -1: at least 0"),
         (lambda: AllReduce(4, 1, 0.0), "^rate 0.0: "),
         (lambda: AllReduce(4, 1, RATE, late=math.nan), "^late nan: "),
         (lambda: seconds_after_arrival("tree", AllReduce(4, 1, RATE), 1), "^algorithm 'tree'"),
-        (lambda: best_pieces("tree", AllReduce(4, 1, RATE)), "^algorithm 'tree'"),
-        (lambda: AllReduce(4, 1, RATE, turn=0), "^turn 0: "),
         (lambda: sized("tree", AllReduce(4, 1, RATE)), "^algorithm 'tree'"),
         (lambda: sized("ring", AllReduce(4, 1, RATE), [4]), "^late rank 4: "),
         (lambda: sized("stragglar", AllReduce(4, 1, RATE), [1, 2]), "needs the one rank"),
-        (lambda: sized("stragglar", AllReduce(3, 1, RATE), [1]), "^ranks 3: .* at least 4"),
     ],
 )
 def test_bad_input(make, message: str) -> None:

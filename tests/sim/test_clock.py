@@ -93,12 +93,6 @@ def test_messages_of_one_link_go_one_after_another():
     assert timeline.makespan == 11 + 1 + 2 + 2
 
 
-def test_a_delay_is_no_bandwidth():
-    c = job(2, 2, {(0, 1): LinkState(6.0)}, message_bytes=1.0)
-    arrived = [m.arrived for m in simulate(lower(TWO), c).messages if m.source == 0]
-    assert arrived == [7, 8]
-
-
 def test_rendezvous_with_receives_posted_early_costs_the_first_word_only():
     # The word that F0 is awaited leaves stage 1 at 0 and is there at 5, later than F0 is sent.
     c = job(2, 2, {(1, 0): LinkState(5.0)})
@@ -244,16 +238,7 @@ def test_agrees_with_the_reference(seed, sends):
     c = random_conditions(
         rng, program.stages, program.microbatches, step_seconds=rng.choice([0.0, 2.0])
     )
-    assert simulate(program, c, sends).makespan == pytest.approx(
-        reference_seconds(program, c, sends), rel=1e-12
-    )
-
-
-@given(seeds, st.integers(1, 6), st.integers(1, 12), both_sends)
-def test_warmup_schedules_agree_with_the_reference(seed, stages, count, sends):
-    rng = random.Random(seed)
-    program = lower(of_depths(random_depths(rng, stages, count), count), rng.choice([None, 0, 2]))
-    c = with_a_port(rng, random_conditions(rng, stages, count))
+    c = with_a_port(rng, c)
     assert simulate(program, c, sends).makespan == pytest.approx(
         reference_seconds(program, c, sends), rel=1e-12
     )
@@ -318,14 +303,6 @@ def test_nothing_gets_faster_when_something_gets_slower(seed, sends):
         after = simulate(program, c, sends).makespan
         assert after >= before * (1 - 1e-12)
         before = after
-
-
-def test_two_chunks_may_end_before_one():
-    # Backwards that take no time: stage 1 waits for half a forward only.
-    s = schedule(*["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"] * 2, count=2, chunks=2)
-    c = job(2, 2, forward=2.0, half=0.0, rest=0.0)
-    assert simulate(lower(s), c).makespan == 5
-    assert simulate(lower(TWO), c).makespan == 6
 
 
 @given(seeds, both_sends)

@@ -13,7 +13,7 @@ from sim.reference import reference_seconds
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.op import COMPUTE, Op
+from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule, parse_line, warmup_line
@@ -133,36 +133,6 @@ def test_two_replicas_on_one_core_take_the_sum():
     assert simulate(lower(one), c).makespan == 18
     waits = replace(c, slow={1: 2.0}, core_share={1: 0.5})  # computes as long, and waits as long
     assert simulate(lower(both), waits).makespan < 24
-
-
-@given(seeds)
-def test_without_messages_time_is_the_longest_path(seed):
-    """Infinite bandwidth, no delays: an op starts when the last one before it has ended."""
-    rng = random.Random(seed)
-    schedule = random_replicas(rng)
-    full = random_replica_conditions(rng, schedule)
-    c = ReplicaConditions(replace(full.pipeline, links={}), full.replicas, slow=full.slow)
-    stages = schedule.stages
-    line_of = {(op, w % stages): w for w, line in enumerate(schedule.order) for op in line}
-    ends: dict[tuple[Op, int], float] = {}
-
-    def end(op: Op, stage: int) -> float:
-        if (op, stage) not in ends:
-            worker = line_of[op, stage]
-            line = schedule.order[worker]
-            i = line.index(op)
-            before = [(line[i - 1], stage)] if i else []
-            for name, beside in (("F", stage - 1), ("B", stage + 1), ("I", stage + 1)):
-                other = Op.parse(f"{name}{op.microbatch}@{op.home}")
-                same = op.kind.value == name or {op.kind.value, name} == {"B", "I"}
-                if same and (other, beside) in line_of:
-                    before.append((other, beside))
-            start = max((end(*one) for one in before), default=0.0)
-            ends[op, stage] = start + c.seconds(op.kind, worker)
-        return ends[op, stage]
-
-    longest = max(end(*key) for key in line_of)
-    assert simulate(lower(schedule), c).pipeline == pytest.approx(longest, rel=1e-12)
 
 
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 6), both_sends)

@@ -140,14 +140,7 @@ def test_a_step_within_an_iteration_is_planned_for_as_what_comes_after_it(before
     assert chart.level == chart.estimate == after * MS
 
 
-def test_step_and_step_back_are_confirmed():
-    chart = steady(1 * MS)
-    assert confirmed(chart, [41 * MS] * 10) == [2]
-    assert confirmed(chart, [1 * MS] * 10) == [2]
-    assert confirmed(chart, [1 * MS] * 50) == []
-
-
-@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("after", [0, 1, 5])
 def test_single_peak_is_not_confirmed(after):
     """Not even right after a change was accepted, and the estimate does not follow it."""
     chart = steady(1 * MS)
@@ -157,18 +150,13 @@ def test_single_peak_is_not_confirmed(after):
     assert confirmed(chart, [21 * MS] * 10) == []
 
 
-def test_peaks_apart_from_each_other_are_not_confirmed():
-    chart = steady(1 * MS)
-    assert confirmed(chart, ([1 * MS] * 5 + [60 * MS]) * 20) == []
-
-
 def test_two_peaks_that_disagree_are_not_confirmed():
     chart = steady(1 * MS)
     assert confirmed(chart, [20 * MS, 200 * MS, 1 * MS, 1 * MS, 1 * MS]) == []
     assert confirmed(chart, [200 * MS, 1 * MS, 20 * MS, 1 * MS, 1 * MS]) == []
 
 
-@pytest.mark.parametrize("healthy", range(8))
+@pytest.mark.parametrize("healthy", [0, 1, 3, 7])
 def test_a_step_among_the_first_samples_is_confirmed_once_and_by_three(healthy):
     """Whether the first level was learned before the step, after it, or across it."""
     samples = [0.3 * MS] * healthy + [40 * MS] * 30
@@ -197,11 +185,6 @@ def test_immaterial_change_is_not_confirmed():
     """A tenth of the level, or a fifth of a stage's time, is not worth a plan."""
     assert confirmed(steady(1 * MS), [2.9 * MS] * 30) == []
     assert confirmed(steady(100 * MS), [109 * MS] * 30) == []
-
-
-def test_change_is_confirmed_again_until_it_is_accepted():
-    chart = steady(1 * MS)
-    assert [chart.update(30 * MS, STAGE) for _ in range(5)] == [False, True, True, True, True]
 
 
 def test_accept_keeps_what_has_not_changed():

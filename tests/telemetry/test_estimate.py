@@ -298,9 +298,3 @@ def test_on_a_gpu_a_budget_is_for_passing_memory_and_messages_too(budget, fit):
     # All that was pinned counts against a budget of bytes, but not against what a GPU has free.
     rows = [report(s, memory=replace(memory, pinned=9999)) for s in range(2)]
     assert e.measure_budget(rows) is not budget.auto
-
-
-def test_budget_is_infinite_by_default():
-    e = estimator()
-    feed(e, 1, {})
-    assert e.conditions().activation_budget == (math.inf,) * 3

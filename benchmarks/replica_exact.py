@@ -1,11 +1,19 @@
 """The optimum of a small job of several replicas, proven by OR-tools' CP-SAT solver.
 
+Figures of docs/evidence/planner.md, and OPTIMA of tests/plan/replica_cases.py, are printed by
+
+    pip install ortools; python benchmarks/replica_exact.py [FIRST SEED] [CASES] [OPS PER PLAN]
+
 Which worker of a stage runs a microbatch is open, and so is every order. Times are whole numbers.
 """
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
 from itertools import combinations, product
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortools.sat.python import cp_model
@@ -16,7 +24,11 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.reroute import OPS, ReplicaPlan, plan_replicas
 from megatron_adaptra.sim.clock import simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from plan.replica_cases import small_job
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model_helper import LinearExpr
@@ -265,3 +277,56 @@ class _Model:
                 later = self.left[second] >= self.left[first] + self._wire(source, target)
                 for both in shared:
                     model.add(later).only_enforce_if(before, mine_over, both)
+
+
+class Case(NamedTuple):
+    """A small job by its seed, its plan and its optimum."""
+
+    seed: int
+    plan: ReplicaPlan
+    optimum: ReplicaOptimum
+
+
+def cases(first: int, count: int, ops: int = OPS, seconds: float = 20.0) -> Iterator[Case]:
+    """The jobs with so many seeds from the `first` on.
+
+    Args:
+        first: seed.
+        count: of them.
+        ops: that the planner may schedule for each.
+        seconds: that the solver may take for each, by its own count.
+    """
+    for seed in range(first, first + count):
+        c = small_job(seed)
+        plan = plan_replicas(c, ops=ops)
+        yield Case(seed, plan, solve_replicas(c, plan.schedule, seconds))
+
+
+def main(first: int = 0, count: int = 200, ops: int = OPS) -> None:
+    """Print one line per job, and what they come to."""
+    solved, optimal, tight, gaps = 0, 0, 0, []
+    began = time.perf_counter()
+    for seed, plan, best in cases(first, count, ops):
+        took, began = time.perf_counter() - began, time.perf_counter()
+        gap = plan.predicted / best.bound - 1
+        note = "" if best.proven else "  not proven"
+        note += "  BOUND ABOVE THE OPTIMUM" if plan.lower_bound > best.seconds + 1e-6 else ""
+        print(
+            f"{seed}: plan {plan.predicted:g}, optimum {best.seconds:g},"
+            f" bound {plan.lower_bound:g}, {took:.1f} s{note}",
+            flush=True,
+        )
+        if best.proven:
+            solved += 1
+            optimal += gap < 1e-6
+            tight += plan.lower_bound > best.seconds - 1e-6
+            gaps.append(gap)
+    print(
+        f"seeds {first} to {first + count - 1}: {solved} of {count} optima proven; the plan has"
+        f" {optimal} of them, above: mean {sum(gaps) / len(gaps):.2%}, worst {max(gaps):.1%};"
+        f" the bound equals {tight}"
+    )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

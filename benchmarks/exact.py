@@ -1,14 +1,21 @@
-"""The optimum of a small job, proven by OR-tools' CP-SAT solver.
+"""The optimum of a small job, proven by OR-tools' CP-SAT solver (`pip install ortools`).
 
 It shows how far the planners are from it; jobs as they run in production are too large for it.
+Before a release this writes tests/plan/small_optima.json, which has to stay as it is:
+
+    python benchmarks/exact.py [CASES] [SECONDS PER CASE]
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from exact_model import Model
 from ortools.sat.python import cp_model
@@ -25,6 +32,9 @@ from megatron_adaptra.plan.fixed.baselines import one_by_one
 from megatron_adaptra.plan.search.compaction import merge_backwards
 from megatron_adaptra.plan.search.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from plan.small_cases import OPTIMA, small_case
 
 MOST_OPS = 800  # 8 stages, 32 microbatches in halves: proven in half a minute; 0.4 GB of memory
 TICKS = 1e9  # into which the time of a known schedule is divided
@@ -180,3 +190,21 @@ def _in_order(line: Line) -> bool:
 
 def _seconds(schedule: Schedule, conditions: Conditions) -> float:
     return simulate(lower(schedule), conditions).makespan
+
+
+def write_optima(cases: int = 200, seconds: float = 10.0) -> None:
+    """{seed: {"seconds", "bound", "proven"}} of `small_case`, as the solver finds them."""
+    optima, proven = {}, 0
+    for seed in range(cases):
+        began = time.perf_counter()
+        found = solve(small_case(seed), seconds)
+        proven += found.proven
+        optima[seed] = {"seconds": found.seconds, "bound": found.bound, "proven": found.proven}
+        took = time.perf_counter() - began
+        print(f"{seed}: {found.seconds:.6g} in {took:.2f} s, {proven} of {seed + 1} proven")
+        rows = (f'"{seed}": {json.dumps(one)}' for seed, one in optima.items())
+        OPTIMA.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write_optima(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]))
