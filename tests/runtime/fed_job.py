@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Generic
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.change import Change, K, P
 from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.telemetry.report import StageReport
 
 
 class FedJob(Generic[P, K]):
     """Runs the plans of a `replanner`: each comes into force two iterations after its proposal.
 
+    What takes how long is its `truth`, a dataclass of the subclass; `_measured` is what its workers
+    measure of an iteration.
+
     `ran`: the schedule of every iteration; `changes`: what was proposed, by iteration; `refused`:
     so many proposals do not come into force.
     """
+
+    truth: Any
 
     def __init__(self, start: Schedule, replanner: Replanner | ReplicaReplanner) -> None:
         self.start, self.replanner = start, replanner
@@ -24,6 +33,26 @@ class FedJob(Generic[P, K]):
         self.refused = 0
         self._in_force = start
         self._due: tuple[int, Change[P, K]] | None = None
+        self._before: list[IterationRecord] | None = None
+
+    def _measured(self, iteration: int) -> list[IterationRecord]:
+        raise NotImplementedError
+
+    def _reports(self, iteration: int, reports: Sequence[StageReport]) -> Any:
+        """As the replanner wants them."""
+        return reports
+
+    def train(self, iterations: int, **truth: object) -> list[Schedule]:
+        """The schedules that ran; `truth`: what is different from now on."""
+        self.truth = replace(self.truth, **truth)
+        for iteration in range(len(self.ran), len(self.ran) + iterations):
+            self.close_if_due(iteration)
+            now = self._measured(iteration)
+            before = self._before or [None] * len(now)
+            reports = [r.report(b) for r, b in zip(now, before, strict=True)]
+            self.feed(iteration, self._reports(iteration, reports))
+            self._before = now
+        return self.ran[-iterations:]
 
     def close_if_due(self, iteration: int) -> None:
         """The boundary before an iteration: what was proposed comes into force, or does not."""

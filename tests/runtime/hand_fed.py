@@ -6,7 +6,8 @@ Each iteration is simulated under the true conditions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from runtime.fed_job import FedJob
 from telemetry.records import stock_records
@@ -106,6 +107,8 @@ class Job(FedJob[Plan, Conditions]):
     `predicted`: seconds of every iteration, where that was asked.
     """
 
+    truth: Truth
+
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
         start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
@@ -113,20 +116,14 @@ class Job(FedJob[Plan, Conditions]):
         self.rule = ReplanPolicy(sends="eager")
         super().__init__(start, Replanner(start, estimator, self.rule))
         self.predicted: dict[int, float] = {}
-        self._before: list[IterationRecord] | None = None
 
-    def train(self, iterations: int, **truth: object) -> list[Schedule]:
-        """The schedules that ran; `truth`: what is different from now on."""
-        self.truth = replace(self.truth, **truth)
-        for iteration in range(len(self.ran), len(self.ran) + iterations):
-            self.close_if_due(iteration)
-            now = self.truth.records(self._in_force, iteration)
-            before = self._before or [None] * STAGES
-            self.feed(iteration, [r.report(b) for r, b in zip(now, before, strict=True)])
-            if self.replanner.predicted is not None:
-                self.predicted[iteration] = self.replanner.predicted
-            self._before = now
-        return self.ran[-iterations:]
+    def _measured(self, iteration: int) -> list[IterationRecord]:
+        return self.truth.records(self._in_force, iteration)
+
+    def feed(self, iteration: int, reports: Any) -> None:
+        super().feed(iteration, reports)
+        if self.replanner.predicted is not None:
+            self.predicted[iteration] = self.replanner.predicted
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now."""

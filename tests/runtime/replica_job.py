@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from runtime.fed_job import FedJob
 
@@ -19,7 +20,6 @@ from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
@@ -61,7 +61,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
     """A training of so many `replicas` x `stages` x `count`, seeded, for which `truth` holds.
 
     Workers may hold `plus` microbatches beyond 1F1B's until a `budget` in bytes is known to be
-    another number; `stock`: it starts over Megatron's own messages; all share `cores`.
+    another number; all share `cores`.
 
     `took`: the seconds of every iteration; `stays`: why nothing was proposed, by iteration;
     `probed`: the cross paths that have been opened.
@@ -69,14 +69,14 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
 
     def __init__(
         self, replicas: int = 2, stages: int = 3, count: int = 8, mode: str = "auto", seed: int = 0,
-        plus: float = float("inf"), stock: bool = False, budget: Budget = UNLIMITED,
+        plus: float = float("inf"), budget: Budget = UNLIMITED,
         cores: float | None = None,
     ) -> None:  # fmt: skip
         self.cores = cores
         self.replicas, self.stages, self.count, self.truth = replicas, stages, count, Truth()
         self.rng = random.Random(seed)
         one = first_schedule(stages, count, float("inf"))
-        start = (over_own_messages(one) if stock else one).replicated(replicas)
+        start = one.replicated(replicas)
         most = [held + plus for held in one.peak_in_flight()]
         each = [
             Estimator(count, ["host"] * stages, self._own_cores, MESSAGE, budget, at_first=most)
@@ -94,7 +94,6 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
         self.spoil: Spoil = lambda iteration, reports: reports
         self._program: tuple[Schedule, Program] | None = None
-        self._before: list[IterationRecord] | None = None
 
     @property
     def _own_cores(self) -> float | None:
@@ -129,23 +128,20 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
 
     def _simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> Timeline:
         if self._program is None or self._program[0] is not schedule:
-            self._program = schedule, lower(schedule, 0 if schedule.stock else None)
+            self._program = schedule, lower(schedule)
         return simulate(self._program[1], conditions, "eager")
 
-    def train(self, iterations: int, **truth: object) -> list[Schedule]:
-        """The schedules that ran; `truth`: what is different from now on."""
-        self.truth = replace(self.truth, **truth)  # type: ignore[arg-type]
-        for iteration in range(len(self.ran), len(self.ran) + iterations):
-            self.close_if_due(iteration)
-            self.probed |= set(self.replanner.to_probe)
-            now = self._records(iteration)
-            before = self._before or [None] * len(now)
-            reports = {w: r.report(b) for w, (r, b) in enumerate(zip(now, before, strict=True))}
-            self.feed(iteration, self.spoil(iteration, reports))
-            if self.replanner.stays:
-                self.stays[iteration] = self.replanner.stays
-            self._before = now
-        return self.ran[-iterations:]
+    def _measured(self, iteration: int) -> list[IterationRecord]:
+        self.probed |= set(self.replanner.to_probe)
+        return self._records(iteration)
+
+    def _reports(self, iteration: int, reports: Sequence[StageReport]) -> Reports:
+        return self.spoil(iteration, dict(enumerate(reports)))
+
+    def feed(self, iteration: int, reports: Any) -> None:
+        super().feed(iteration, reports)
+        if self.replanner.stays:
+            self.stays[iteration] = self.replanner.stays
 
     def run(self, schedule: Schedule, pairs: Iterable[Path]) -> None:
         """From now on `schedule` runs, and links between these `pairs` of workers are open."""
@@ -167,8 +163,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.took.append(took)
         out = []
         for worker in range(c.workers):
-            stage, stock = worker % self.stages, schedule.stock
-            record = IterationRecord(stage, iteration, 9.0, 9.0 + took, stock=stock)
+            record = IterationRecord(worker % self.stages, iteration, 9.0, 9.0 + took)
             mine = (s for s in timeline.spans if s.stage == worker and s.op.kind.computes)
             asked = 9.0
             for s in sorted(mine, key=lambda s: s.start):
@@ -180,7 +175,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
                 asked = 9 + s.end
             record.cpu = sum(op.cpu for op in record.ops)
             for m in timeline.messages:
-                if m.target == worker and not stock:
+                if m.target == worker:
                     stamps = Stamps(9 + m.sent, 8.0, 9 + m.arrived, eager=True, nbytes=MESSAGE)
                     record.messages.append((m.source, m.op, stamps))
             for source in self._sources(worker):

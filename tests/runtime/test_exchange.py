@@ -96,7 +96,7 @@ def exchange_of(me, ranks, timeout=PATIENCE) -> Exchange:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def all_builders(me, ranks, seed):
@@ -124,43 +124,9 @@ def all_builders(me, ranks, seed):
     return True
 
 
-CASES = [("eager", 3), ("eager", 6), ("rendezvous", 2), ("rendezvous", 5)]
-
-
-@pytest.mark.parametrize(("kind", "ranks"), [*CASES, ("gloo", 3), ("shm", 4), ("tcp", 2)])
+@pytest.mark.parametrize(("kind", "ranks"), [("eager", 5), ("tcp", 2)])
 def test_every_builder_gives_the_bits_of_its_plan(kind, ranks):
     assert all(run(kind, all_builders, ranks, new_seed(), ranks=ranks))
-
-
-def under_shares(me, ranks, seed):
-    """The bits under many shares, each rank late by turns."""
-    rng, exchange, found = random.Random(seed), exchange_of(me, ranks), []
-    values = values_of(ranks, 500, torch.float32, seed)
-    bf16 = [value.bfloat16() for value in values]
-    for late in range(ranks):
-        for plan in (
-            direct(shares_without(ranks, [late]), 4),
-            direct([rng.randint(1, 9) for _ in range(ranks)], 3),
-        ):
-            me.meet()
-            if me.rank == late:
-                threading.Event().wait(0.01)
-            got = [values[me.rank].clone(), bf16[me.rank].clone()]
-            for work in [exchange.start(one, plan) for one in got]:
-                work.wait(PATIENCE)
-            found.append([one.view(torch.uint8).numpy().tobytes() for one in got])
-    me.meet()
-    return found
-
-
-def test_direct_has_the_same_bits_under_all_shares():
-    seed = new_seed()
-    found = [bits for rank in run("eager", under_shares, 4, seed, ranks=4) for bits in rank]
-    assert all(bits == found[0] for bits in found)
-    total = sum(
-        values_of(4, 500, torch.float32, seed)[1:], values_of(4, 500, torch.float32, seed)[0]
-    )
-    assert found[0][0] == total.view(torch.uint8).numpy().tobytes()
 
 
 def one_late(me, ranks, late):
@@ -174,8 +140,9 @@ def one_late(me, ranks, late):
     works = [exchange.start(tensor, plan) for tensor in tensors]
     if me.rank != late:
         assert not any(work.done() for work in works)
-        with pytest.raises(PeerLost, match=r"waited 0\.01 s"):
-            works[-1].wait(0.01)
+        until(lambda: works[0]._waits_for == late, "all others have sent their parts")
+        with pytest.raises(PeerLost, match=rf"waited 0\.01 s for rank {late} in a collective"):
+            works[0].wait(0.01)
         me.meet()  # nobody waits in `start`
     for work in reversed(works):
         work.wait(PATIENCE)
@@ -184,9 +151,8 @@ def one_late(me, ranks, late):
     return True
 
 
-@pytest.mark.parametrize("kind", ["eager", "rendezvous", "gloo"])
-def test_start_waits_for_nobody(kind):
-    assert all(run(kind, one_late, 3, 2, ranks=3))
+def test_start_waits_for_nobody():
+    assert all(run("eager", one_late, 3, 2, ranks=3))
 
 
 def not_finite(me, ranks):
@@ -221,14 +187,14 @@ def a_rank_goes(me, ranks, plan, lost, timeout):
             return
 
 
-GOING = [
-    ("gloo", direct((1, 1, 0, 1), 2)),
-    ("tcp", ring(4, 1)),
-]
-
-
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("kind", "plan"), GOING, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(
+    ("kind", "plan", "silent"),
+    [
+        ("gloo", direct((1, 1, 0, 1), 2), False),
+        pytest.param("tcp", ring(4, 1), True, marks=pytest.mark.long),
+    ],
+    ids=["direct, killed", "ring, silent"],
+)
 def test_all_others_name_the_rank_that_is_lost(kind, plan, silent):
     timeout = SOON if silent else PATIENCE
     with Processes(a_rank_goes, 4, plan, 2, timeout, ranks=4, kind=kind) as processes:
@@ -280,18 +246,10 @@ def unsent(me, end):
     return str(error) if error else tensor.tolist()
 
 
-SENT = pytest.mark.parametrize("copied", [0, 16])  # bytes: what is sent itself, and copies
-
-
-@SENT
-def test_a_rank_that_has_ended_after_its_part_is_not_lost(copied, monkeypatch):
+@pytest.mark.parametrize("copied", [0, 16])  # bytes: what is sent itself, and copies
+def test_a_rank_that_takes_nothing_is_lost_unless_it_has_ended_after_its_part(copied, monkeypatch):
     monkeypatch.setattr(exchange_module, "COPIED", copied)
     assert run("eager", unsent, closed) == [[2.0] * 4] * 2
-
-
-@SENT
-def test_a_rank_that_takes_nothing_is_lost(copied, monkeypatch):
-    monkeypatch.setattr(exchange_module, "COPIED", copied)
     text, there = run("eager", unsent, silent)
     assert text == "waited for rank 1 in a collective: it took nothing in 0 s"
     assert there == [2.0] * 4

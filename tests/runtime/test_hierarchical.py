@@ -1,22 +1,18 @@
-"""The all-gather on two levels: who sends to whom, who is missing, and large groups."""
+"""The all-gather on two levels, or one: who sends to whom, and who is missing."""
 
 from __future__ import annotations
 
 import random
-import resource
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
 from seeding import new_seed
-from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.runtime.collectives import reduction
 from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.hierarchical import HierarchicalAllGather, Links
 from megatron_adaptra.transport.connect import connect, new_devices
@@ -50,7 +46,8 @@ def many_all_gathers(me, stages, seed):
     rng, mine = random.Random(seed), random.Random(seed + me.rank)
     links = links_of(me.rank, stages)
     exchanges = [links.open(300), links.open(300)]
-    assert all(isinstance(e, HierarchicalAllGather) and e.me == me.rank for e in exchanges)
+    flat = len(set(stages)) == len(stages)
+    assert all(isinstance(e, HierarchicalAllGather) != flat and e.me == me.rank for e in exchanges)
     for number in range(40):
         sent = []
         for exchange in exchanges:
@@ -64,7 +61,7 @@ def many_all_gathers(me, stages, seed):
     return True
 
 
-@pytest.mark.parametrize("stages", [UNEVEN, (1, 0, 0), (3, 3, 1, 1), (0, 1, 0, 1, 2)])
+@pytest.mark.parametrize("stages", [UNEVEN, (1, 0, 0), (0, 1, 0, 1, 2), (0, 1, 2)])
 def test_all_get_what_each_has_sent(stages):
     assert all(everywhere(many_all_gathers, stages, new_seed(), ranks=len(stages)))
 
@@ -85,9 +82,8 @@ def faster(me, stages, slow):
     return True
 
 
-@pytest.mark.parametrize("slow", [0, 1, 2])  # alone, a leader, and one of its members
-def test_nobody_waits_for_another_to_wait(slow):
-    assert all(everywhere(faster, UNEVEN, slow, ranks=6))
+def test_nobody_waits_for_another_to_wait():
+    assert all(everywhere(faster, UNEVEN, 1, ranks=6))  # a leader
 
 
 def twice(me, stages):
@@ -118,9 +114,7 @@ def one_goes(me, stages, lost):
         return str(error)
 
 
-@pytest.mark.parametrize(  # alone, two leaders, and a member
-    ("lost", "silent"), [(0, True), (1, False), (2, True), (3, False)]
-)
+@pytest.mark.parametrize(("lost", "silent"), [(1, False), (2, True)])  # a leader, and a member
 def test_all_name_the_missing_rank(lost, silent):
     with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
         assert processes.reported(lost) == "ready"
@@ -177,68 +171,3 @@ def test_one_member_a_stage_needs_no_second_level():
     links = links_of(0, [0], store=dist.HashStore())
     assert isinstance(links.open(8), FlatAllGather)
     assert len(links._groups) == 1
-
-
-LARGE = 72  # members, threads of this process
-FILES = 8192  # that this process has to open for them
-
-
-def adversarial(dtype, count, seed):
-    """Values of every member: usual ones, large ones that cancel out, zeros, infinities, NaN."""
-    rng = torch.Generator().manual_seed(seed)
-    rows = torch.randn((LARGE, count), generator=rng, dtype=torch.float64)
-    yield rows.to(dtype)
-    yield (rows * 10 ** (8 * torch.rand(rows.shape, generator=rng))).to(dtype)
-    yield (rows * 10 ** (30 * torch.rand(rows.shape, generator=rng))).to(dtype)
-    yield (rows * 0).to(dtype)
-    for special in (torch.inf, torch.nan):
-        some = torch.rand(rows.shape, generator=rng) < 0.05
-        yield torch.where(some, special * rows.sign(), rows).to(dtype)
-
-
-def large_group(rank, store, seed):
-    stages = [member * 8 // LARGE for member in range(LARGE)]
-    group = dist.ProcessGroupGloo(
-        dist.PrefixStore("native", store), rank, LARGE, dist.default_pg_timeout
-    )
-    exchange = links_of(rank, stages, store=store).open(1024)
-    found = []
-    for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN):
-        for count in (1, 3, 33):
-
-            def native(tensor, op=op):
-                options = dist.AllreduceOptions()
-                options.reduceOp = op
-                group.allreduce([tensor], options).wait()
-
-            like = torch.zeros(count)
-            orders = reduction.orders_of(native, op, like, rank, LARGE)
-            assert orders is not None, (str(op), count)
-            found.append(orders.digest())
-            for rows in adversarial(like.dtype, count, seed):
-                theirs = rows[rank].clone()
-                native(theirs)
-                printed = exchange.run(rows[rank].clone().view(torch.uint8))
-                ours = orders.reduce(op, [value.view(like.dtype) for value in printed])
-                assert bool(reduction._equal(ours, theirs).all()), (str(op), count)
-    return found
-
-
-@pytest.fixture
-def many_files():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FILES:
-        pytest.skip(f"a process may open {hard} files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, FILES), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.crowd
-@pytest.mark.usefixtures("many_files")
-def test_a_large_group_has_the_backends_results():
-    seed, store = new_seed(), dist.HashStore()
-    with ThreadPoolExecutor(LARGE) as pool:
-        jobs = [pool.submit(large_group, rank, store, seed) for rank in range(LARGE)]
-        found = [job.result(4 * PATIENCE) for job in jobs]
-    assert all(digests == found[0] for digests in found)

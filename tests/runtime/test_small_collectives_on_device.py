@@ -8,17 +8,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from patience import PATIENCE
-from runtime.test_small_collectives import everywhere, install
+from runtime.test_small_collectives import everywhere, install, served_by
 from torch.distributed import ReduceOp
 
 from megatron_adaptra.runtime.collectives.collective import FIRST
-from megatron_adaptra.runtime.collectives.small_collectives import (
-    SMALL,
-    SmallCollectives,
-)
-from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.transport.wire import GlooWire
+from megatron_adaptra.runtime.collectives.small_collectives import SMALL
 
 
 class Behind:
@@ -48,14 +42,7 @@ def served_beside(me, late):
         return native(*args, **kwargs)
 
     dist.all_reduce = slow
-    served = SmallCollectives(
-        range(2),
-        "auto",
-        PATIENCE,
-        Watchdog(me.rank, range(2)),
-        wire=GlooWire(),
-        clock=Behind(),
-    )
+    served = served_by(me, range(2), "auto", clock=Behind())
     patched = install(served)
     yield served
     patched.close()
@@ -122,10 +109,7 @@ def test_what_a_backend_takes_is_watched_while_nothing_is_ours():
 
 
 def some_within(me):
-    served = SmallCollectives(
-        range(4), "on", PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire(),
-        within=[0, 1] if me.rank < 2 else [2, 3],
-    )  # fmt: skip
+    served = served_by(me, range(4), within=[0, 1] if me.rank < 2 else [2, 3])
     patched = install(served)
     pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][me.rank // 2]
     for _ in range(FIRST + 1):
@@ -151,9 +135,7 @@ def unexplained(me, mode):
         tensor.copy_((a + c) + (b + d))
 
     dist.all_reduce = odd
-    served = SmallCollectives(
-        range(4), mode, PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire()
-    )
+    served = served_by(me, range(4), mode)
     patched = install(served)
     rows = torch.tensor([1e8, 1.0, -1e8, 1.0]) if mode == "fixed" else torch.ones(4)
     for _ in range(FIRST + 2):

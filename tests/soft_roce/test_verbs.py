@@ -1,4 +1,4 @@
-"""The engine over real ibverbs: each test is a case (cases.py) in one virtual machine."""
+"""The engine over real ibverbs: each test is a case (verbs_cases.py) in one virtual machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from fakes.soft_roce.vm import prepared, run_cases
-from soft_roce.every_case import CASES
+from soft_roce.verbs_cases import CASES
 
 from megatron_adaptra.transport.engine.bindings import missing
 
 SECONDS = 1500  # for all cases; nothing is measured with it
 # Of the others --full alone runs each.
 USUAL = (
-    "ports_are_found_with_a_reason_for_their_address", "all_packets_lost",
+    "ports_are_found_with_a_reason_for_their_address", "the_only_rail_flaps", "all_packets_lost",
     "messages_of_all_sizes_go_both_ways_over_both_rails", "a_killed_process_is_named",
 )  # fmt: skip
 ALL = [pytest.param(name, marks=[] if name in USUAL else [pytest.mark.large]) for name in CASES]

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,7 @@ class RankFixture:
         return self.engine.send(self.peer, tag, address(data), len(data))
 
     def receive(self, tag: int, size: int) -> tuple[Any, bytearray]:
-        return self.receive_into(tag, bytearray(size + 1), size)  # there is no address of nothing
-
-    def receive_into(self, tag: int, memory: bytearray, size: int) -> tuple[Any, bytearray]:
+        memory = bytearray(size + 1)  # there is no address of nothing
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         return self.engine.receive(self.peer, tag, at, size), memory
 
@@ -118,33 +116,26 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Pair:
     """Runs `body(fixture, *args)` on both ranks; they can be killed one by one.
 
-    `rails`: how many they use, with so many `connections` each. `fallback`, `timeout`: of their
-    endpoints. `stranger`: what runs as rank 1 instead of an endpoint, with the rendezvous and the
-    pipe of `send`. `at_once`: rails are opened before the body runs.
+    `rails`: how many they use. `fallback`, `timeout`: of their endpoints.
     """
 
     def __init__(
         self, body: Callable[..., Any], *args: Any, rails: int = RAILS, fallback: bool = True,
-        timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None, at_once: bool = True,
-        connections: int = 1,
+        timeout: float = PATIENCE,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = FolderRendezvous(Path(self._folder.name))
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
-            variables = {"NCCL_IB_QPS_PER_CONNECTION": str(connections)}
             # No rail that fails here is found by its silence, and a busy host keeps the whole
             # machine silent for longer than the engine's limit.
             options = {
                 "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
                 "silence": PATIENCE,
             }  # fmt: skip
-            job = (theirs, rank, rails, variables, rendezvous, options, at_once, body, args)
-            target: Callable[..., Any] = _rank
-            if rank == 1 and stranger is not None:
-                target, job = _stranger, (theirs, stranger, rendezvous)
-            process = _processes.Process(target=target, args=job, daemon=True)
+            job = (theirs, rank, rails, rendezvous, options, body, args)
+            process = _processes.Process(target=_rank, args=job, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -185,38 +176,21 @@ class Pair:
 
 
 def _rank(
-    pipe: Any,
-    rank: int,
-    rails: int,
-    variables: Mapping[str, str],
-    rendezvous: FolderRendezvous,
-    options: Any,
-    at_once: bool,
-    body: Any,
+    pipe: Any, rank: int, rails: int, rendezvous: FolderRendezvous, options: Any, body: Any,
     args: Any,
-) -> None:
+) -> None:  # fmt: skip
     try:
         # A busy host gives the machine a fraction of a core: no call is given up for that.
         listener.PATIENCE = endpoints._DIAL = PATIENCE / 2
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
-        os.environ |= {"NCCL_IB_HCA": "=" + ",".join(names), **variables}
-        options = options if rails else options | {"ports": []}
+        os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
         endpoint = Endpoint(rank, "127.0.0.1", rendezvous=rendezvous, **options)
         endpoint.connect([1 - rank], PATIENCE)
-        if at_once:
-            endpoint.open_rails(1 - rank)
+        endpoint.open_rails(1 - rank)
         result = body(RankFixture(rank, endpoint, pipe), *args)
         pipe.send(("reported", result))
         pipe.recv()  # the other one may still need this end
         endpoint.close()
-    except BaseException:
-        pipe.send(("raised", traceback.format_exc()))
-
-
-def _stranger(pipe: Any, body: Callable[..., Any], rendezvous: FolderRendezvous) -> None:
-    try:
-        pipe.send(("reported", body(rendezvous, pipe)))
-        pipe.recv()
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))
 

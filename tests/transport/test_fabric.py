@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import astuple
-from functools import partial
-from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from fakes.controlled_cuda.gpu import until
-from fakes.controlled_verbs.pair import IPV4, Pair, changed
-from fakes.controlled_verbs.verbs import (
-    DEVICES,
-    ETHERNET,
-    GRH_REQUIRED,
-    INFINIBAND,
-    Change,
-    Fabric,
-    run,
-)
+from fakes.controlled_verbs.pair import IPV4, Pair, changed, put, two_ranks
+from fakes.controlled_verbs.verbs import DEVICES, GRH_REQUIRED, INFINIBAND, Change, Fabric, run
 from patience import PATIENCE
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.engine import bindings, events
 from megatron_adaptra.transport.engine.addresses import ANY
-from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rails import Rail, Service, fabric
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 # Of ibv_modify_qp: which values are set.
 PARTITION, ADDRESS, TIMEOUT, RETRIES = 1 << 4, 1 << 7, 1 << 9, 1 << 10
@@ -72,19 +54,6 @@ def test_what_is_no_number_is_refused(text: str) -> None:
         fabric({"NCCL_IB_TIMEOUT": text})
 
 
-@pytest.mark.cold
-@pytest.mark.skipif(bool(bindings.missing()), reason=bindings.missing() or "-")
-def test_a_command_ends_with_2_and_one_line() -> None:
-    environ = {**os.environ, "NCCL_IB_TC": "256"}
-    command = [sys.executable, "-m", "megatron_adaptra", "bench", "p2p"]
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line == "adaptra: error: NCCL_IB_TC '256': it has to be a whole number from 0 to 255"
-
-
 def roce(fabric: Fabric) -> tuple[list[Change], list[Change], bytes]:
     for device in (0, 1):
         fabric.port(device, keys=4)
@@ -106,22 +75,6 @@ def test_queue_pairs_carry_the_values() -> None:
     for change in (usual[2], named[2]):
         assert (change.is_global, change.gid_index, change.gid) == (1, 3, gid)
         assert change.hops > 1
-
-
-def no_partition(fabric: Fabric) -> str:
-    for device in (0, 1):
-        fabric.port(device, keys=2)
-        fabric.gid(device, 3, IPV4.format(device + 1))
-    pair = Pair({"NCCL_IB_GID_INDEX": "3", "NCCL_IB_PKEY": "2"})
-    with pytest.raises(RuntimeError) as refused:
-        pair.opened(0)
-    pair.close()
-    return str(refused.value)
-
-
-def test_a_partition_that_the_port_does_not_have_is_named() -> None:
-    expected = "port 1 of made_up0 has 2 partition keys, from 0 on, and none at 2 (NCCL_IB_PKEY)"
-    assert run(no_partition) == expected
 
 
 def of_infiniband(
@@ -162,9 +115,7 @@ def test_a_global_route_where_subnets_differ(
 
 def moved(fabric: Fabric) -> list[int]:
     """Each address goes to another index, as after a flap, or is another one."""
-    for device in (0, 1):
-        fabric.port(device, ETHERNET)
-        fabric.gid(device, 3, IPV4.format(device + 1))
+    put(fabric, {3: (IPV4, 2)}, {3: (IPV4, 2)})
     pair = Pair({"NCCL_IB_GID_INDEX": "3"})
     indices = []
 
@@ -194,9 +145,7 @@ def test_an_address_that_has_moved_is_found_when_a_connection_is_opened_anew() -
 
 
 def no_way(fabric: Fabric) -> list[str]:
-    for device in (0, 1):
-        fabric.port(device)
-        fabric.gid(device, 3, IPV4.format(device + 1))
+    put(fabric, {3: (IPV4, 2)}, {3: (IPV4, 2)})
     fabric.refuse(22)
     pair = Pair({})
     words = pair.refused()
@@ -211,25 +160,10 @@ def test_a_device_that_finds_no_way_is_named() -> None:
 
 def unregistered(fabric: Fabric, count: int) -> list[str]:
     """What is logged while messages go between two ranks that register memory `count` times."""
-    for device in (0, 1):
-        fabric.port(device)
-        fabric.gid(device, 3, IPV4.format(device + 1))
+    put(fabric, {3: (IPV4, 2)}, {3: (IPV4, 2)})
     fabric.registrations(count)
-    lines: list[str] = []
     size = 1 << 20
-    rails = [[Rail(device, 1, 3)] for device in DEVICES]
-    with tempfile.TemporaryDirectory() as folder, patch.object(events, "log_line", lines.append):
-        rendezvous = FolderRendezvous(Path(folder))
-        ends = [
-            Endpoint(rank, "127.0.0.1", str(rank), rendezvous, PATIENCE, ports=rails[rank])
-            for rank in (0, 1)
-        ]
-        ends[1].connect([0])
-        ends[0].connect([1])
-        ends[1].open_rails(0)  # the higher rank dials
-        for rank, end in enumerate(ends):
-            count_of, paths = partial(end.engine.counts, 1 - rank), CONNECTIONS + (count > 0)
-            until(lambda of=count_of, paths=paths: of().paths == paths, "all paths are there")
+    with two_ranks([Rail(device, 1, 3) for device in DEVICES], count > 0) as (ends, lines):
         for tag in range(3):
             got, sent = ctypes.create_string_buffer(size), bytes([tag + 1]) * size
             work = ends[1].engine.receive(0, tag, ctypes.addressof(got), size)
@@ -238,8 +172,6 @@ def unregistered(fabric: Fabric, count: int) -> list[str]:
             assert not work.error()
             assert got.raw == sent
         until(lambda: bool(lines), "it is logged")
-        for end in ends:
-            end.close()
     return lines
 
 

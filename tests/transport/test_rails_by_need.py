@@ -110,18 +110,6 @@ def test_a_pipeline_has_them_from_the_beginning(two: Two, method: str) -> None:
     assert two.dialling() == {0, 1}
 
 
-def test_later_links_have_them_too(two: Two) -> None:
-    ends = two.opened("transport", [])
-    with ThreadPoolExecutor() as pool:
-        both = [
-            pool.submit(wire.extend, end, "y", RANKS, [(1, 0)], PATIENCE)
-            for wire, end in zip(two.wires, ends, strict=True)
-        ]
-        for one in both:
-            one.result(PATIENCE)
-    assert two.dialling() >= {0, 1}
-
-
 @pytest.mark.parametrize("two", [(False, RAILS), (True, [])], ids=["memory", "none"], indirect=True)
 def test_none_is_looked_for_where_there_is_memory_or_no_port(two: Two) -> None:
     ends = two.opened("mesh")

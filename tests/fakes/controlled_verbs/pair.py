@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from ipaddress import IPv6Address
+from pathlib import Path
 from typing import TypeAlias
 from unittest.mock import patch
 
+from fakes.controlled_cuda.gpu import until
 from fakes.controlled_verbs.verbs import DEVICES, Change, Fabric
+from patience import PATIENCE
 
-from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine import bindings, events
 from megatron_adaptra.transport.engine.bindings import new_engine, ports
 from megatron_adaptra.transport.engine.dial import open_rail
-from megatron_adaptra.transport.engine.rails import chosen
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.rails import Rail, chosen
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 INIT, RECEIVES, SENDS = 1, 2, 3  # states
 IPV4 = "::ffff:10.0.0.{}"
@@ -107,3 +115,29 @@ def refusals(
     assert all(change.state < RECEIVES for change in fabric.changes())
     pair.close()
     return words
+
+
+@contextmanager
+def two_ranks(rails: Sequence[Rail], opens: bool) -> Iterator[tuple[list[Endpoint], list[str]]]:
+    """Endpoints, each with one of the `rails`, and what is logged; whether these connect is known.
+
+    `opens`: they do.
+    """
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, patch.object(events, "log_line", lines.append):
+        rendezvous = FolderRendezvous(Path(folder))
+        ends = [
+            Endpoint(rank, "127.0.0.1", str(rank), rendezvous, PATIENCE, ports=[rails[rank]])
+            for rank in (0, 1)
+        ]
+        ends[1].connect([0])
+        ends[0].connect([1])
+        ends[1].open_rails(0)  # the higher rank dials
+        for rank, end in enumerate(ends):
+            counts = partial(end.engine.counts, 1 - rank)
+            until(lambda of=counts: of().paths == CONNECTIONS + opens, "all paths are there")
+        yield ends, lines
+        if not opens:
+            until(lambda: bool(lines), "it is logged")
+        for end in ends:
+            end.close()

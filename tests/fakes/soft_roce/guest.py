@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from soft_roce.every_case import CASES, Size
+from soft_roce.verbs_cases import CASES, Size
 
 LONGEST = 600  # seconds of a case, against hanging: its own waits end much sooner
 

@@ -10,7 +10,7 @@ exec 9>"$cache/lock"
 flock 9
 
 packages=(qemu-system-x86 busybox-static kmod cpio iproute2 util-linux
-  rdma-core ibverbs-providers ibverbs-utils libibverbs-dev perftest python3-pyverbs)
+  rdma-core ibverbs-providers ibverbs-utils libibverbs-dev python3-pyverbs)
 for package in "${packages[@]}"; do
   if ! dpkg -s "$package" 2>/dev/null | grep -q '^Status: install ok installed'; then
     export DEBIAN_FRONTEND=noninteractive
