@@ -41,8 +41,7 @@ SHARING = (
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
     "adapter/test_iteration_end.py", "adapter/test_law.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
-    "adapter/test_gradients.py", "adapter/test_slow_worker.py",
-    "adapter/test_replica_routes.py", "test_zygote.py", "runtime/test_ddp_hook.py",
+    "adapter/test_gradients.py", "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pairwise import Row, cover, pairs
+from pairwise import Row, cover
 
 EACH = 4  # microbatches of a replica
 SMALL = (
@@ -57,6 +57,13 @@ REMEDIES: Values = {
     "recompute": (*EXECUTOR, "--adaptra-policy", "1f1b", "--adaptra-recompute"),
 }
 FIXED = "halves, fixed", "recompute"
+HOME = "order", "halves"  # what leaves each microbatch to its replica
+# Beside these no microbatch leaves its replica.
+JOINS = {
+    "shape": ("pp2 dp2, virtual stages",),
+    "experts": ("global_aux_loss", "ep2"),
+    "user's layer": ("other lengths", "equal lengths", "backward", "recomputed", "now and then"),
+}
 # Of the plugin, beside a remedy.
 OURS: Mapping[str, Values] = {
     "reductions": {"native": (), "direct": ("--adaptra-allreduce", "direct")},
@@ -179,7 +186,7 @@ def possible(row: Row) -> bool:
 
 def drawn(axes: Mapping[str, Mapping[str, object]], number: int) -> Iterator[Row]:
     """Possible rows, by seed: the whole product has millions."""
-    chance = random.Random(61)
+    chance = random.Random(63)
     while number:
         row = {axis: chance.choice(list(values)) for axis, values in axes.items()}
         if possible(row):
@@ -188,13 +195,20 @@ def drawn(axes: Mapping[str, Mapping[str, object]], number: int) -> Iterator[Row
 
 
 def met(row: Row) -> set[Hashable]:
-    """Something of the plugin, and a feature of Megatron or the job's shape."""
-    ours = {"remedy", *OURS}
-    return {pair for pair in pairs(row) if any(axis in ours for axis, _ in pair)}
+    """The remedy with what keeps it from moving microbatches, if something does.
+
+    Else features and shape with the kind of remedy, and the remedy with what else is of the plugin.
+    """
+    remedy = row["remedy"]
+    joins = {(axis, row[axis]) for axis, values in JOINS.items() if row[axis] in values}
+    if remedy not in HOME and joins:
+        return {*joins, ("refused", remedy)}
+    features = {(remedy in HOME, axis, row[axis]) for axis in (*FEATURES, "shape")}
+    return {*features, *((remedy, axis, row[axis]) for axis in OURS)}
 
 
 def chosen(everything: bool) -> list[Case]:
-    """All that is ours with every feature; or every pair of values with every remedy.
+    """Each feature with both kinds of remedy; or every pair of values with every remedy.
 
     Without `everything` orders that never change are left to test_executor_training.py.
     """

@@ -1,6 +1,7 @@
 """pretrain_gpt_small.py under the routes in ROUTES, from the first iteration to the last.
 
-They are taken as those of a checkpoint would be; what is measured changes nothing.
+They are taken as those of a checkpoint would be, or are those of one where ROUTES is empty; what is
+measured changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def on_reports(*_: Any) -> None:
     pass
 
 
-checkpoint.resume = resume
+if os.environ["ROUTES"]:
+    checkpoint.resume = resume
 ReplicaLoop._on_reports = on_reports  # type: ignore[method-assign]
 sys.argv[0] = str(SCRIPT)
 runpy.run_path(str(SCRIPT), run_name="__main__")

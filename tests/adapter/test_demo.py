@@ -9,34 +9,11 @@ from pathlib import Path
 import pytest
 from patience import decided, in_time
 from running import summary, summary_and_text
-from timelines import drawn
+from timelines import check_report
 
-from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.record import read_record
-from megatron_adaptra.telemetry.estimate import Estimator
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
-TWO = {"stages": 2, "microbatches": 6}  # where more would show nothing else
-
-
-@pytest.mark.timing
-def test_a_plan_within_a_budget_hides_one_direction(tmp_path: Path) -> None:
-    done = summary(
-        tmp_path, **SPAN, stages=3, num_layers=6, activation_budget="5", slow_links=["0>1"]
-    )
-    assert done["losses_identical"]
-    assert done["parameters_identical"]
-    losses = done["arms"]["adaptra"]["losses"]
-    assert len(losses) == 18
-    assert losses[-1] < losses[0], "the model has to learn something"
-    since = [one["iteration"] for one in done["replans"]]
-    decided("plans, all of them once a link is slow", min(since, default=0) > 7)
-    into = done["replans"][0]
-    assert max(into["warmup_after"]) > max(into["warmup_before"])
-    assert into["predicted_ms"] > 0
-    assert not list(tmp_path.glob("data*")), "the text is removed"
-    assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 5
 
 
 def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
@@ -51,7 +28,6 @@ def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     decided("no replan before its reason", onset < first["iteration"] and end < second["iteration"])
     assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
-    # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
     found = read_log(tmp_path / "decisions.jsonl")[0]
     for changed in found["links"]:
         stages = [changed[name]["stage"] for name in ("source", "target")]
@@ -60,10 +36,8 @@ def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
         assert {changed[name]["through"] for name in ("source", "target")} == {"memory"}
     pairs = [{c["source"]["stage"], c["target"]["stage"]} for c in found["links"]]
     decided("the slow link's plan", {2, 3} in pairs)
-    plan = Schedule.parse(found["plan"])
-    ran = ([bar["name"] for bar in row] for row in drawn(tmp_path, "adaptra measured").values())
-    lines = [[name for name in names if name[0] in "FB"] for names in ran]
-    assert lines == [[str(op) for op in line] for line in plan.order]
+    check_report(done, tmp_path)
+    assert not list(tmp_path.glob("data*")), "the text is removed"
     for name in ("report.html", "report.png", "decisions.jsonl"):
         assert (tmp_path / name).stat().st_size > 0
     in_time("iterations until it is found", done["detected_after_iterations"], 4)
@@ -73,47 +47,27 @@ def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
     in_time("an adapted iteration", 1.5 * first["measured_ms"], slow)
 
 
-@pytest.mark.timing
-def test_a_thin_link_is_distinguished_from_a_late_one(tmp_path: Path) -> None:
-    """By the emulated link's own messages, and the probes that share it with them."""
-    done = summary(
-        tmp_path / "out", stages=2, microbatches=4, hidden_size=128, seq_length=64, iterations=20,
-        from_iteration=7, to_iteration=20, slow_links=["0>1"], delay=0.0, bandwidth=1e6,
-    )  # fmt: skip
-    assert done["losses_identical"]
-    assert done["parameters_identical"]
-    record = read_record(tmp_path / "out" / "replica-0.jsonl")[-1]
-    estimator = Estimator.from_settings(record.about["estimator"])
-    for row in record.iterations.values():
-        if estimator.update(row.reports):
-            estimator.accept()
-    thin, well = (estimator.conditions().link(*link) for link in ((0, 1), (1, 0)))
-    decided("the thin link's bandwidth", thin.bandwidth == pytest.approx(1e6, rel=0.1))
-    decided("that of the other one", well.bandwidth > 10 * thin.bandwidth)
-
-
-@pytest.mark.timing
-def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
-    done = summary(tmp_path, **SPAN, **TWO, delay=300e-6, hidden_size=128)
-    assert done["losses_identical"]
-    assert done["parameters_identical"]
-    decided("no replan", done["replans"] == [])
-
-
 @pytest.mark.long
 def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_path: Path) -> None:
-    done, text = summary_and_text(tmp_path, **SPAN, **TWO, activation_budget="1B")
+    done, text = summary_and_text(
+        tmp_path, **SPAN, stages=2, microbatches=6, activation_budget="1B"
+    )
     assert done["losses_identical"]
     assert done["parameters_identical"]
     peaks = [done["arms"][arm]["peak_in_flight"] for arm in ("stock", "adaptra")]
     assert peaks[0] == peaks[1] == [2, 1]
     (line,) = [line for line in text.splitlines() if "budget of 1B" in line]
     assert re.search(r"one microbatch of stage \d takes [\d.]+[kM]B, which is the least", line)
+    assert done["memory"]["bytes_per_microbatch"] is not None
+    assert "KiB" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.long
 def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:
-    done = summary(tmp_path, **SPAN, stages=3, microbatches=6, activation_budget="2")
+    done = summary(
+        tmp_path, **SPAN, stages=3, microbatches=6, activation_budget="2", engine="executor"
+    )
+    check_report(done, tmp_path)
     assert done["losses_identical"]
     assert done["parameters_identical"]
     assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 2

@@ -1,4 +1,4 @@
-"""Every feature of Megatron with every remedy, and with every other feature.
+"""Features of Megatron with remedies, and with each other.
 
 A case ends with stock Megatron's bits, or with the mean that its remedy promises, on stock's
 samples. It never hangs, dies, or differs otherwise; what is not done has a line that says why.
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from interactions import FEATURES, FIXED, REMEDIES, Case, chosen
+from interactions import FEATURES, FIXED, HOME, REMEDIES, SHAPES, Case, chosen, met
 from patience import PATIENCE
 from running import zygote
 from trainings import (
@@ -114,6 +114,9 @@ def ending(case: Case, ours: Done, stock: Done, folders: tuple[Path, Path]) -> s
     kept = [saved(folder) for folder in folders]
     other = sorted(kept[0][1] ^ kept[1][1])
     wrong = f"WRONG: other folders are saved: {other}; " if other else ""
+    where = folders[0] / "saved"
+    if any(plan.parent.parent != where for plan in where.rglob("adaptra-replica*.json")):
+        return f"WRONG: a plan is saved beside what Megatron soon deletes{changes}{left}"
     if found[0] == found[1] and kept[0][0] == kept[1][0]:
         return f"{wrong}stock's bits{changes}{left}"
     summed = "--adaptra-allreduce" in case.ours and case.shape.replicas > 2
@@ -157,5 +160,11 @@ def test_a_case_ends_as_stock_does(
 
 def test_all_values_are_trained() -> None:
     cases = chosen(False)
-    for axis, values in {**FEATURES, "remedy": REMEDIES}.items():
-        assert {case.row[axis] for case in cases} == set(values) - set(FIXED)
+    assert {case.row["remedy"] for case in cases} == set(REMEDIES) - set(FIXED)
+    assert {case.row["shape"] for case in cases} == set(SHAPES)
+    for home in (True, False):
+        some = [case.row for case in cases if (case.row["remedy"] in HOME) == home]
+        for axis, values in FEATURES.items():  # those saves go with one remedy alone
+            assert {row[axis] for row in some} >= set(values) - {"non-persistent saves"}
+    moving = [case.row for case in cases if ("refused", case.row["remedy"]) not in met(case.row)]
+    assert {row["remedy"] for row in moving} == set(REMEDIES) - set(FIXED)

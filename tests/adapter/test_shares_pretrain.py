@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from running import zygote
 from trainings import (
-    DROPOUT,
     EVALUATION,
     HALF,
     Done,
     auxiliary,
     close,
-    digests,
     needs_training,
     stock,
     train,
@@ -44,17 +42,13 @@ def by(*counts: int) -> tuple[str, ...]:
     return ("--adaptra", "--adaptra-sync", "share", "--adaptra-sync-counts", words)
 
 
-def samples(folder: Path, each: int, tensor: bool = False) -> dict[int, dict[int, list[int]]]:
-    """By iteration and replica, the samples that its ranks have trained on, in order.
-
-    `each`: ranks of a replica, which are next to each other if they are `tensor`-parallel; stages
-    of a pipeline are as far apart as there are replicas.
-    """
+def samples(folder: Path, stages: int) -> dict[int, dict[int, list[int]]]:
+    """By iteration and replica, the samples that its ranks have trained on, in order."""
     found: dict[int, dict[int, list[int]]] = defaultdict(dict)
     ranks = sorted(folder.glob("rank*"), key=lambda path: int(path.name[4:]))
-    replicas = len(ranks) // each
+    replicas = len(ranks) // stages  # as far apart are the stages of a pipeline
     for rank, path in enumerate(ranks):
-        replica = rank // each if tensor else rank % replicas
+        replica = rank % replicas
         rows: dict[int, list[int]] = defaultdict(list)
         for kind, iteration, *numbers in map(str.split, path.read_text().splitlines()):
             if kind == "train":
@@ -97,40 +91,36 @@ def test_charts_show_counts_and_who_comes_late(tmp_path: Path) -> None:
 
 
 SHARED = {
-    "one stage, four replicas, evaluations": (4, (4, 1, 5, 2), (*ONE, *EVALUATION)),
-    "two stages, sharded and overlapped": (4, (8, 4), (*HALF, *SHARDED)),
-    "two stages, executor": (4, (4, 8), (*HALF, "--adaptra-engine", "executor")),
-    "two stages, experts with a loss of their own": (4, (4, 8), (*HALF, *EXPERTS)),
-    "skipped before and after the first, a loss per token, loader's processes": (
-        2, (8, 4),
-        (*ONE, "--calculate-per-token-loss", "--num-workers", "1", SKIPPED, "1", "3", "4"),
+    "one stage, four replicas, evaluations, loader's processes, a loss per token": (
+        4, (4, 1, 5, 2),
+        (*ONE, *EVALUATION, "--num-workers", "1", "--calculate-per-token-loss"), (),
     ),
-    "two stages, skipped one by one and in a row, one run again": (
+    "two stages, experts with a loss of their own, sharded and overlapped": (
+        4, (8, 4), (*HALF, *SHARDED, *EXPERTS), (),
+    ),
+    "two stages, executor, skipped one by one and in a row, one run again": (
         4, (4, 8),
-        (*HALF, *EVALUATION, "--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7",
-         SKIPPED, "2", "3", "4", "6"),
+        (*HALF, "--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7",
+         SKIPPED, "1", "3", "4", "6"),
+        ("--adaptra-engine", "executor"),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_training_is_stocks_but_for_the_order_of_sums(name: str, tmp_path: Path) -> None:
-    ranks, counts, flags = SHARED[name]
+    ranks, counts, flags, more = SHARED[name]
     (folder := tmp_path / "samples").mkdir()
-    ours = train(
-        tmp_path, ranks, *flags, *by(*counts), "--user-samples", str(folder), iterations=ITERATIONS
-    )
-    own = flags.index("--adaptra-engine") if "--adaptra-engine" in flags else len(flags)
-    own = flags.index("--adaptra-allreduce") if "--adaptra-allreduce" in flags else own
-    theirs = flags[:own]
-    close(ours, stock(ranks, *theirs, iterations=ITERATIONS).done)
+    kept = ("--user-samples", str(folder))
+    ours = train(tmp_path, ranks, *flags, *by(*counts), *more, *kept, iterations=ITERATIONS)
+    close(ours, stock(ranks, *flags, iterations=ITERATIONS).done)
     assert len(auxiliary(ours)) == (ITERATIONS if "--num-experts" in flags else 0)
     skipped = set(map(int, flags[flags.index(SKIPPED) + 1 :])) if SKIPPED in flags else set()
     first, second, *_ = trained = sorted(set(range(1, ITERATIONS + 1)) - skipped)
     words = f"from iteration {second} on, replicas run {','.join(map(str, counts))} micro"
     assert words in ours.text
     replicas = len(counts)
-    found = samples(folder, ranks // replicas, "--tensor-model-parallel-size" in flags)
+    found = samples(folder, ranks // replicas)
     assert sorted(found) == trained
     again = {5, 7} if "--user-doubt" in flags else set()
     for iteration, rows in found.items():
@@ -208,29 +198,13 @@ def test_auto_beside_routes_and_reductions_is_stocks_where_nothing_changes(tmp_p
         assert words not in ours.text, ours.text[-2000:]
 
 
-REFUSED = {
-    "another loader": (
-        2, (*ONE, "--dataloader-type", "cyclic", *by(8, 4)),
-        "rank 0: the data come from a RerunDataIterator, not from Megatron's loader",
-    ),
-    "a loss over replicas": (
-        4, (*HALF, "--user-loss", "all", *by(8, 4)),
-        "rank 2: __main__.loss calls all_reduce over ranks 2, 3 in a forward",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_where_there_can_be_no_shares_one_line_says_why_and_all_is_stocks(
-    name: str, tmp_path: Path
-) -> None:
-    ranks, flags, words = REFUSED[name]
-    ours = train(tmp_path, ranks, *flags, iterations=4)
-    lines = re.findall(r"^adaptra: (.*replicas run as many .*)", ours.text, re.MULTILINE)
-    (line,) = lines
-    assert line.startswith(f"replicas run as many microbatches each: {words}")
-    own = flags.index("--adaptra") if "--adaptra-reroute" not in flags else 2
-    assert ours.numbers == stock(ranks, *flags[:own], iterations=4).done.numbers
+def test_where_there_can_be_no_shares_one_line_says_why_and_all_is_stocks(tmp_path: Path) -> None:
+    flags = (*HALF, "--user-loss", "all")
+    ours = train(tmp_path, 4, *flags, *by(8, 4), iterations=4)
+    (line,) = re.findall(r"^adaptra: (.*replicas run as many .*)", ours.text, re.MULTILINE)
+    why = "rank 2: __main__.loss calls all_reduce over ranks 2, 3 in a forward"
+    assert line.startswith(f"replicas run as many microbatches each: {why}")
+    assert ours.numbers == stock(4, *flags, iterations=4).done.numbers
 
 
 def test_counts_that_do_not_fit_end_the_job_before_it_starts(tmp_path: Path) -> None:
@@ -240,12 +214,3 @@ def test_counts_that_do_not_fit_end_the_job_before_it_starts(tmp_path: Path) -> 
     assert 2 in done.statuses
     assert set(done.statuses) <= {2, -15}, "a rank may be ended as the other one has ended"
     assert not Done(0, done.text).lines
-
-
-def test_full_wraps_nothing_and_keeps_every_bit(tmp_path: Path) -> None:
-    flags = (*ONE, *DROPOUT, "--save-interval", "4")
-    asked = ("--adaptra", "--adaptra-sync", "full", "--save", str(tmp_path / "saved"))
-    ours = train(tmp_path, 2, *flags, *asked, iterations=ITERATIONS)
-    theirs = stock(2, *flags, iterations=ITERATIONS)
-    assert ours.numbers == theirs.done.numbers
-    assert digests(tmp_path) == theirs.digests

@@ -1,8 +1,8 @@
 """Trainings by Megatron's own program, on the megatron.training of the installed wheel (0.17 or
 newer; put another one's folder on PYTHONPATH to test that). The script is pretrain_gpt_small.py.
 
-Ranks are forks of a zygote; `command` is for the few trainings that start as a user's do. What only
-runs stock Megatron is trained once, however many compare themselves with it.
+Ranks are forks of a zygote; `train_cold` is for the few trainings that start as a user's do. What
+only runs stock Megatron is trained once, however many compare themselves with it.
 """
 
 from __future__ import annotations
@@ -126,24 +126,19 @@ def train(folder: Path, ranks: int, *flags: str, iterations: int = ITERATIONS) -
     return Done(0, ended.text)
 
 
-def command(folder: Path, ranks: int, *flags: str, iterations: int) -> list[str]:
-    """As a user starts it: torchrun and our launcher. Its processes are known by `folder`."""
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), "-m", "megatron_adaptra.run",
-        *words_of(folder, ranks, *flags, iterations=iterations),
-    ]  # fmt: skip
-
-
 def train_cold(folder: Path, ranks: int, *flags: str, iterations: int = ITERATIONS) -> Done:
-    """A training through torchrun and our launcher that has to succeed and to leave no process.
+    """A training, started as a user does: by torchrun and our launcher.
 
-    Every rank prints to a file of its own; the text is these, rank after rank.
+    It has to succeed. Its processes are known by `folder`. Every rank prints to a file of its own;
+    the text is these, rank after rank.
     """
     logs = folder / f"logs{len(list(folder.glob('logs*')))}"
     logs.mkdir(parents=True)
-    words = command(folder, ranks, *flags, iterations=iterations)
-    words[4:4] = ["--redirects", "3", "--log-dir", str(logs)]
+    words = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3",
+        "--log-dir", str(logs), "--nproc-per-node", str(ranks), "-m", "megatron_adaptra.run",
+        *words_of(folder, ranks, *flags, iterations=iterations),
+    ]  # fmt: skip
     environment = {**TRAINING, "ADAPTRA_TEST_MODULES": "1"}
     status = execute(words, logs / "torchrun", folder, 500, environment)
     files = [logs / "torchrun", *sorted(logs.glob("*/attempt_0/*/*.log"))]
