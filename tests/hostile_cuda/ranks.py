@@ -72,7 +72,7 @@ class Outcome:
 class Plant(Enum):
     """A fault in a job, below the product or beside it.
 
-    NO_WAITS: no stream waits for an event. ALL_OVER: each event is said to have passed.
+    NO_WAITS: no stream waits for an event. ALL_OVER: each event has passed at once.
     LAUNCH_TIMES: moments are those of launches. LATE_SENDS: a copy stands behind what was launched
     after the send. BROKEN: the driver refuses to copy after a while.
     """
