@@ -34,12 +34,12 @@ COMPILING, RUNNING = 300, 550  # seconds; against hanging, nothing is measured w
 
 # What it runs, how often (seeds or frames) by default and with --full.
 PROGRAMS = [
-    ("memory", "test_peer", 100, 10000),
-    ("memory", "test_engine", 4, 100),
+    ("memory", "test_peer", 50, 10000),
+    ("memory", "test_engine", 2, 100),
     ("memory", "test_limits", None, None),
-    ("memory", "test_device", 5, 200),
-    ("memory", "fuzz_wire", 150_000, 10_000_000),
-    ("memory", "fuzz_ring", 50_000, 3_000_000),
+    ("memory", "test_device", 3, 200),
+    ("memory", "fuzz_wire", 75_000, 10_000_000),
+    ("memory", "fuzz_ring", 25_000, 3_000_000),
     ("thread", "test_engine", 4, 30),
     pytest.param("thread", "test_device", 5, 100, marks=pytest.mark.large),
     pytest.param("thread", "fuzz_ring", 50_000, 1_000_000, marks=pytest.mark.large),

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-DISABLE_TIMING, NON_BLOCKING = 2, 1
+NON_BLOCKING = 1
 FLOAT32, SUM = 7, 0
 NOT_READY = 600
 
@@ -69,11 +69,6 @@ def driver() -> Library:
 def runtime() -> Library:
     """The runtime and NCCL: preloaded."""
     return Library(None)
-
-
-def elapsed(cuda: Library, begin: int, end: int) -> float:
-    """Seconds between two events."""
-    return float(cuda.made("cuEventElapsedTime_v2", begin, end, into=ctypes.c_float)) / 1e3
 
 
 def communicator(cuda: Library, size: int, rank: int, device: int, name: str) -> int:

@@ -114,40 +114,5 @@ def sent(cuda: Library) -> Any:
     return {"pinned": held, "end": error}
 
 
-def slewed(cuda: Library) -> Any:
-    """The devices' clock is faster, then slower, by as much as the words say; then as it began.
-
-    For each speed: how far a mark's moment lies outside of the calls around it, over seconds
-    without an anchor, and with one for each mark; and why a mark was not read.
-    """
-    device, s, found = opened(), stream(cuda), []
-    slew = ctypes.CDLL("libcuda.so.1").fakeClockSlew
-    slew.argtypes, slew.restype = [ctypes.c_double], None
-
-    def mark() -> tuple[float, _native.Mark, float]:
-        begun = time.monotonic()
-        made = device.mark(s)
-        cuda.cuStreamSynchronize(s)
-        return begun, made, time.monotonic()
-
-    for ppm in map(float, sys.argv[4:]):
-        count = device.anchors()
-        device.anchor(s)
-        until(lambda n=count: device.anchors() > n, "an anchor")
-        slew(ppm)
-        marks = []
-        for _ in range(5):
-            time.sleep(0.2)
-            marks.append(mark())
-        # The last first: what it shows of the clocks says nothing about those before it.
-        read = [(begun, made.at(), over, made.fault) for begun, made, over in reversed(marks)]
-        early = [begun - at for begun, at, _, _ in read if at is not None]
-        late = [at - over for _, at, over, _ in read if at is not None]
-        faults = [fault for *_, fault in read if fault]
-        found.append({"early": max(early), "late": max(late), "faults": faults})
-    device.close(PATIENCE)
-    return found
-
-
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[3]](driver())))

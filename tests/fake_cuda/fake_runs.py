@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fakes.cuda import machine
+from fakes.cuda import building, machine
 
 from megatron_adaptra.processes import die_with_parent
 
@@ -21,12 +21,9 @@ PATIENCE = 120.0  # seconds; against hanging
 Ranks = list[subprocess.Popen[str]]
 
 
-def _start(words: list[str], rank: int, options: dict[str, str]) -> subprocess.Popen[str]:
-    preload = options.pop("preload", "1") == "1"
+def _start(words: list[str], rank: int) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**machine.environment(options), "RANK": str(rank), "PYTHONPATH": path}
-    if not preload:  # as a program that finds the driver by its name, and uses nothing else
-        del environment["LD_PRELOAD"]
+    environment = {**os.environ, "RANK": str(rank), "PYTHONPATH": path}
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment, preexec_fn=die_with_parent,
@@ -34,9 +31,11 @@ def _start(words: list[str], rank: int, options: dict[str, str]) -> subprocess.P
 
 
 def _begin(script: str, words: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Ranks:
-    given = {key.replace("_", "-"): str(value) for key, value in options.items()}
-    command = [sys.executable, str(HERE / script), uuid.uuid4().hex, str(ranks), *words]
-    return [_start(command, rank, dict(given)) for rank in range(ranks)]
+    building.build()  # not within the time limit of a run
+    given = [w for key, v in options.items() for w in (f"--{key.replace('_', '-')}", str(v))]
+    command = [sys.executable, str(machine.__file__), *given]
+    command += [sys.executable, str(HERE / script), uuid.uuid4().hex, str(ranks), *words]
+    return [_start(command, rank) for rank in range(ranks)]
 
 
 def _end(ranks: Ranks) -> None:

@@ -1,14 +1,11 @@
-"""Trainings by Megatron's own program over the fake machine, in forks of a zygote or cold."""
+"""Trainings by Megatron's own program over the fake machine, in forks of a zygote."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +83,6 @@ def words(pipeline: int, *flags: str, iterations: int, script: Path = SCRIPT) ->
     ]  # fmt: skip
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, str]:
-    """For machine.py: nothing is reported where a rank has waited for another one's core alone."""
-    usual = {"kernel-us": "20", "stall-s": str(PATIENCE / 4)}
-    return usual | {key.replace("_", "-"): str(value) for key, value in options.items()}
-
-
 def train(
     folder: Path, *flags: str, pipeline: int = 2, ranks: int = 0, iterations: int = 4,
     timeout: float = PATIENCE, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
@@ -103,27 +94,12 @@ def train(
     """
     if "trace" in options:
         script = HERE / "marked_pretrain.py"
-    given = _given(options)
+    # Nothing is reported where a rank has waited for another one's core alone.
+    given = {"kernel-us": "20", "stall-s": str(PATIENCE / 4)}
+    given |= {key.replace("_", "-"): str(value) for key, value in options.items()}
     done = _zygote("--adaptra" in flags).run(
         folder, words(pipeline, *flags, iterations=iterations, script=script),
         ranks=ranks or pipeline, timeout=timeout,
         environment={**machine.variables(given), **(variables or {})},
     )  # fmt: skip
     return Trained(done.status, done.text)
-
-
-def train_cold(*flags: str, pipeline: int = 2, iterations: int = 4, **options: Any) -> Trained:
-    """As a user starts it: torchrun, over machine.py's command line."""
-    given = _given(options)
-    on_machine = [word for key, value in given.items() for word in (f"--{key}", value)]
-    command = [
-        sys.executable, str(machine.__file__), *on_machine,
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(pipeline), *words(pipeline, *flags, iterations=iterations),
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    return Trained(done.returncode, done.stdout)

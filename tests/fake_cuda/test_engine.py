@@ -1,19 +1,14 @@
-"""The engine over the fake driver: marks and messages beside captures, and slewed clocks."""
+"""The engine over the fake driver: marks and messages beside captures."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from fake_runs import run_script
-from patience import in_some_run
 
 from megatron_adaptra.transport.engine import bindings
 
 pytestmark = pytest.mark.skipif(bool(bindings.missing()), reason=bindings.missing())
 MODES = range(3)  # global, thread-local, relaxed
-SLEW = 500  # millionths: as fast as NTP slews a clock
-LATE = 10e-3  # seconds that an anchor may be seen late
 
 
 def test_a_mark_is_read_beside_a_capture_and_leaves_the_threads_mode() -> None:
@@ -29,16 +24,3 @@ def test_a_mark_is_read_beside_a_capture_and_leaves_the_threads_mode() -> None:
 
 def test_a_message_is_sent_beside_a_capture() -> None:
     assert run_script("engine_script.py", "sent") == [{"pinned": 1 << 20, "end": 0}]
-
-
-@pytest.mark.long
-def test_moments_hold_while_ntp_slews_a_clock() -> None:
-    def run() -> Any:
-        slews = map(str, (SLEW, -SLEW, 0, -SLEW, SLEW))
-        (found,) = run_script("engine_script.py", "slewed", *slews)
-        for one in found:
-            assert one["faults"] == [], found
-            assert one["early"] < 1e-6, found
-        return found
-
-    in_some_run(run, lambda found: max(one["late"] for one in found) < LATE)

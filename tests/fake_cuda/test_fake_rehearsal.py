@@ -1,4 +1,7 @@
-"""Our messages are rehearsed on (fake) GPUs: whatever fails means stock, in the first minute."""
+"""Our messages are rehearsed on (fake) GPUs: whatever fails means stock, in the first minute.
+
+What else may fail there does on CPUs, in tests/adapter/test_rehearsal.py.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,7 @@ PINNED = re.compile(r"bytes of stage (\d) in iteration (\d+): \d+ (\d+)\n")
 STOCK = "adaptra: stock schedule: "
 WORDS = {
     "pin": "rank 1: stage 1 on host {host}: it cannot pin memory for its GPU's messages: cuMemHost",
-    "order": "rank 1: stage 1 on host {host}: Megatron has run B, the plan says F0; ",
     "bytes": "rank 1: stage 1 on host {host}: the message for F0 from stage 0 (rank 0) came with ",
-    "path": "rank 0: stage 0 on host {host}: the message B0 from stage 1 (rank 1) is not there ",
 }
 
 
@@ -26,9 +27,8 @@ WORDS = {
 def test_what_fails_in_a_rehearsal_means_stock_with_one_line(fault: str, tmp_path: Path) -> None:
     unpinnable = tmp_path / "unpinnable"
     unpinnable.write_text("1\n" if fault == "pin" else "")
-    slow = ("--adaptra-emulate-link", "1-0:1000s") if fault == "path" else ()
     done = train(
-        tmp_path, "--adaptra", *slow, iterations=ITERATIONS, script=SCRIPT, unpinnable=unpinnable,
+        tmp_path, "--adaptra", iterations=ITERATIONS, script=SCRIPT, unpinnable=unpinnable,
         variables={"FAKE_REHEARSAL": "" if fault == "pin" else fault},
     )  # fmt: skip
     assert done.status == 0, done.text[-4000:]
@@ -43,12 +43,9 @@ def test_what_fails_in_a_rehearsal_means_stock_with_one_line(fault: str, tmp_pat
     assert done.text.count(" adaptra: stock |") == ITERATIONS - 3
 
 
-@pytest.mark.parametrize(("pipeline", "queues"), [(2, 1), (4, 32)])
-def test_a_healthy_rehearsal_leaves_nothing_behind(
-    pipeline: int, queues: int, tmp_path: Path
-) -> None:
+def test_a_healthy_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
     done = train(
-        tmp_path, "--adaptra", pipeline=pipeline, iterations=ITERATIONS, queues=queues,
+        tmp_path, "--adaptra", pipeline=4, iterations=ITERATIONS, queues=32,
         script=Path(__file__).with_name("pretrain_counting_bytes.py"),
         variables={"FAKE_LINKS_CHANGE": f"{tmp_path / 'links'}||99"},
     )  # fmt: skip
@@ -59,7 +56,7 @@ def test_a_healthy_rehearsal_leaves_nothing_behind(
         (int(stage), int(iteration)): int(pinned)
         for stage, iteration, pinned in PINNED.findall(done.text)
     }
-    assert len(rows) == pipeline * ITERATIONS
+    assert len(rows) == 4 * ITERATIONS
     rehearsed = {iteration for (_, iteration), pinned in rows.items() if pinned}
     print(rows)
     assert rehearsed <= {2, 3}

@@ -16,12 +16,7 @@ TIMEOUT = 60.0  # seconds for a message that never comes; nothing is measured wi
 # What a thread that computes must not call while it does: they wait for the GPU. To pin memory
 # takes milliseconds, and is for where no pinned memory is idle: a copy that stood on the GPU later
 # could stand behind a collective that waits for its message.
-BLOCKING = {
-    "cuEventSynchronize",
-    "cuStreamSynchronize",
-    "cuMemFreeHost",
-    "cuMemHostUnregister",
-}
+BLOCKING = {"cuMemFreeHost", "cuMemHostUnregister"}
 
 
 def prepare() -> None:
@@ -62,18 +57,3 @@ def run_broken(jobs: Sequence[Job]) -> list[tuple[list[str], list[str]]]:
 
     outcomes = [run(job, TIMEOUT, Plant.BROKEN) for job in jobs]
     return [(o.errors, [*o.findings, *o.left]) for o in outcomes]
-
-
-def run_removed(wait: str, jobs: Sequence[Job]) -> tuple[int, list[str]]:
-    """The first job that misses that wait, by its place in `jobs`, and what it says."""
-    prepare()
-    from fakes.hostile_cuda.waits import Engine
-
-    engine = Engine()
-    from hostile_cuda.ranks import run
-
-    engine.remove(wait)
-    for i, job in enumerate(jobs):
-        if faults := run(job, 5.0).faults:
-            return i, faults
-    return len(jobs), []

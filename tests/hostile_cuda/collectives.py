@@ -8,6 +8,7 @@ before it launches its part must not stand there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,22 +47,48 @@ class Collectives:
 
 
 class WaitsReported:
-    """A Transport of rank `me`; the driver learns who waits for which message, to find cycles."""
+    """A Transport of rank `me`; the driver learns who waits for which message, to find cycles.
 
-    def __init__(self, driver: Driver, transport: Transport, ranks: Sequence[int], me: int) -> None:
+    `late`, a planted fault: a send begins with the next call of its rank, behind what was launched
+    meanwhile.
+    """
+
+    def __init__(
+        self, driver: Driver, transport: Transport, ranks: Sequence[int], me: int, late: bool
+    ) -> None:
         self._driver, self._transport, self._ranks, self._me = driver, transport, ranks, me
-        self.traits = transport.traits
+        self.traits, self._late, self._begins = transport.traits, late, lambda: None
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> Any:
+        self.catch_up()
         key = self._key(self._me, self._ranks[peer], tag)
         self._driver.sends(key, buffer)
-        return self._transport.isend(buffer, peer, tag)
+        if not self._late:
+            return self._transport.isend(buffer, peer, tag)
+        memory, work = buffer.detach(), _Work(self, key)
+
+        def begins() -> None:
+            work.work = self._transport.isend(memory, peer, tag)
+
+        self._begins = begins
+        return work
+
+    def catch_up(self) -> None:
+        """Begin the send that is late."""
+        begins, self._begins = self._begins, lambda: None
+        begins()
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> Any:
+        self.catch_up()
         rank = self._ranks[peer]
         key = self._key(rank, self._me, tag)
         self._driver.promise(key, f"rank {rank}")
-        return _Work(self._driver, key, self._transport.irecv(buffer, peer, tag))
+        return _Work(self, key, self._transport.irecv(buffer, peer, tag))
+
+    def waiting(self, key: str) -> AbstractContextManager[None]:
+        """Meanwhile this thread waits for that message."""
+        self.catch_up()
+        return self._driver.waiting(key)
 
     def close(self) -> None:
         self._transport.close()
@@ -71,12 +98,12 @@ class WaitsReported:
 
 
 class _Work:
-    def __init__(self, driver: Driver, key: str, work: Any) -> None:
-        self._driver, self._key, self._work = driver, key, work
+    def __init__(self, transport: WaitsReported, key: str, work: Any = None) -> None:
+        self._transport, self._key, self.work = transport, key, work
 
     def wait(self, timeout: float) -> Any:
-        with self._driver.waiting(self._key):
-            return self._work.wait(timeout)
+        with self._transport.waiting(self._key):
+            return self.work.wait(timeout)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
+        return getattr(self.work, name)

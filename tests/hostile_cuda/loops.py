@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from fakes.hostile_cuda.driver import Driver
 from hostile_cuda.collectives import Collectives
-from hostile_cuda.stage_model import Host, Position, label
+from hostile_cuda.stage_model import Position, label
 
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.ir.deps import position_of
@@ -31,9 +31,7 @@ class ExecutorStage:
         mailbox: Mailbox,
         chunks: int,
         words: int,
-        seconds: float = 0.0,
-        host: Host | None = None,
-        collectives: Collectives | None = None,
+        collectives: Collectives,
     ) -> None:
         self.driver, self.mailbox, self.chunks, self.words = driver, mailbox, chunks, words
         self.device = device
@@ -42,10 +40,7 @@ class ExecutorStage:
         last = self.stages * chunks - 1
         ats = [chunk * self.stages + self.stage for chunk in range(chunks)]
         self.collectives = collectives
-        self.positions = [
-            Position(driver, at, at == last, words, seconds, host or Host(), collectives)
-            for at in ats
-        ]
+        self.positions = [Position(driver, at, at == last, words, collectives) for at in ats]
         self.iteration = 0
         self._out: dict[tuple[Kind, int, int], torch.Tensor] = {}  # to be sent
 
@@ -75,8 +70,7 @@ class ExecutorStage:
 
     def end(self) -> None:
         self.device.anchor()
-        if self.collectives is not None:
-            self.collectives.step(self.iteration)
+        self.collectives.step(self.iteration)
         for position in self.positions:
             position.step(self.iteration)
         self.iteration += 1

@@ -9,17 +9,13 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Thread
-from typing import Any
-from unittest.mock import patch
 
 import torch
-from fakes.hostile_cuda.driver import HOSTILE, Driver
+from fakes.hostile_cuda.driver import Driver
 from hostile_cuda.abandoned import give_up
 from hostile_cuda.collectives import Collectives, WaitsReported
 from hostile_cuda.jobs import NATIVE, Job
-from hostile_cuda.late_sends import LateSends
 from hostile_cuda.loops import ExecutorStage, NativeStage
-from hostile_cuda.nccl_like import NcclLike
 from hostile_cuda.stage_model import reference
 from hostile_cuda.times import known, moments, times
 from patience import PATIENCE
@@ -74,19 +70,17 @@ class Outcome:
 
 
 class Plant(Enum):
-    """A fault in a job.
+    """A fault in a job, below the product or beside it.
 
-    The first three are receives that wait on the device, which is a finding at once; with a
-    device-wide synchronisation, and as they are, where only what comes of it is a finding.
-    LATE_SENDS: what copies a message may stand behind what was launched after the send. BROKEN: the
-    driver refuses to copy after a while.
+    NO_WAITS: no stream waits for an event. ALL_OVER: each event has passed at once.
+    LAUNCH_TIMES: moments are those of launches. LATE_SENDS: a copy stands behind what was launched
+    after the send. BROKEN: the driver refuses to copy after a while.
     """
 
-    NOTHING, ON_DEVICE, SYNCHRONISED, WAITING = range(4)
-    STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES, LATE_SENDS, BROKEN = range(4, 9)
+    NOTHING, NO_WAITS, ALL_OVER, LAUNCH_TIMES, LATE_SENDS, BROKEN = range(6)
 
 
-ON_DEVICE = (Plant.ON_DEVICE, Plant.SYNCHRONISED, Plant.WAITING)
+LOST = {Plant.NO_WAITS: "cuStreamWaitEvent", Plant.ALL_OVER: "cuEventQuery"}
 
 
 @dataclass
@@ -124,16 +118,14 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
             endpoint.close()
             cuda_device(torch.device("cuda", me)).close()
 
-    strict = plant not in (Plant.SYNCHRONISED, Plant.WAITING, Plant.LATE_SENDS)
+    waits = plant is not Plant.LATE_SENDS  # which would hang in them, not behind what is launched
     with contextlib.ExitStack() as stack:
-        driver = stack.enter_context(Driver(job.ranks, job.queues, job.seed, HOSTILE, strict))
+        driver = stack.enter_context(Driver(job.ranks, job.queues, job.seed, waits))
         stack.enter_context(driver.as_torch_cuda())
-        if plant is Plant.STRAY_COPIES:
-            driver.stray_copies()
+        if plant in LOST:
+            driver.lose(LOST[plant])
         if plant is Plant.BROKEN:
             driver.fail("cuMemcpyDtoHAsync", job.random("breaks").randrange(12))
-        if plant is Plant.FREED_EARLY:
-            stack.enter_context(patch.object(DeviceTransport, "sweep", _lets_go))
         threads = [Thread(target=rank, args=(me,), daemon=True) for me in range(job.ranks)]
         for thread in threads:
             thread.start()
@@ -143,13 +135,12 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
             assert not thread.is_alive(), f"{job}: rank {me} does not end: {driver.waits}"
         outcome.findings = driver.findings
         outcome.calls = driver.calls()
-        if not outcome.errors and plant not in ON_DEVICE:
+        if not outcome.errors:
             outcome.findings += times(driver, job, results)
             outcome.findings += [fault for result in results for fault in result.faults]
         lefts = [(r, driver.left(r)) for r in range(job.ranks)]
-        if plant not in ON_DEVICE:
-            outcome.left = [f"rank {r} has left {what}" for r, what in lefts if what]
-    if not outcome.errors and plant not in ON_DEVICE:
+        outcome.left = [f"rank {r} has left {what}" for r, what in lefts if what]
+    if not outcome.errors:
         positions = job.stages * job.chunks
         wanted = reference(positions, job.microbatches, job.iterations, job.words)
         got = [(p, words) for result in results for p, words in result.words.items()]
@@ -157,11 +148,6 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
         assert sorted(p for p, _ in got) == sorted([*range(positions)] * job.replicas)
     gc.collect()  # an engine's memory takes many addresses until its endpoint is collected
     return outcome
-
-
-def _lets_go(transport: DeviceTransport) -> None:
-    """Instead of `sweep`, planted: forget the memory of messages that are being copied."""
-    transport._under_way = []
 
 
 def train(
@@ -172,9 +158,8 @@ def train(
     timeout: float,
     plant: Plant,
     result: Result,
-    together: bool = True,
 ) -> None:
-    """One rank's part. `together`: with collectives, for which all ranks are of one process."""
+    """One rank's part."""
     replica, at = divmod(me, job.stages)
     near = {(at - 1) % job.stages, (at + 1) % job.stages} - {at}
     if job.chunks == 1:
@@ -184,50 +169,38 @@ def train(
     device = cuda_device(torch.device("cuda", me))
     staging = Staging(device, endpoint.engine)
     ends = {peer: End(ranks[peer], f"stage {peer}") for peer in near}
-    transport: Any = (
-        NcclLike(driver, me, ranks)
-        if plant in ON_DEVICE
-        else DeviceTransport(
-            endpoint, "pipeline", ends, staging, me, LinkEmulator(at, job.rules), piece=job.piece
-        )
-    )
+    emulator = LinkEmulator(at, job.rules)
+    transport = DeviceTransport(endpoint, "pipeline", ends, staging, me, emulator, piece=job.piece)
     with contextlib.ExitStack() as stack:
         stack.callback(staging.close)
         stack.callback(transport.close)
         clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
         watchdog, probe = Watchdog(at, range(job.stages)), Probe(at, clock)
-        sender = transport
-        if plant is Plant.LATE_SENDS:
-            sender = stack.enter_context(contextlib.closing(LateSends(driver, transport, me)))
-        reporting = sender if plant in ON_DEVICE else WaitsReported(driver, sender, ranks, me)
+        reporting = WaitsReported(driver, transport, ranks, me, plant is Plant.LATE_SENDS)
         mailbox = Mailbox(
             Neighbours(at, Routes(job.stages, job.chunks)), reporting, probe, watchdog, timeout
         )
         kind = NativeStage if job.order == NATIVE else ExecutorStage
-        others = Collectives(driver, job, replica, at) if together else None
-        stage = kind(driver, clock, mailbox, job.chunks, job.words, collectives=others)
+        others = Collectives(driver, job, replica, at)
+        stage = kind(driver, clock, mailbox, job.chunks, job.words, others)
         for iteration in range(job.iterations):
             program = job.program(iteration)
             mailbox.begin(iteration, stage.new_message)
             probe.begin(iteration)
             for op in first_posts(program, at):  # as a session does at an iteration's end
                 mailbox.post(op)
-            if plant is Plant.SYNCHRONISED and driver.synchronize():  # as Megatron's timers do
-                return
             stage.run(program)
             mailbox.finish()
             result.records.append(probe.pipeline_ends())
             probe.iteration_ends()
             staging.trim()
         mailbox.close()
-        if plant not in ON_DEVICE:
-            give_up(driver, transport, sorted(near), job, me)
+        give_up(driver, transport, sorted(near), job, me)
         if driver.synchronize():
             return  # a deadlock, which is among the findings
         for one in stage.positions:
             result.words[one.at] = driver.read(one.weight).tolist(), driver.read(one.sum).tolist()
-        if plant not in ON_DEVICE:
-            result.moments = moments(stage.marks)
-            known(probe, result.records)
+        result.moments = moments(stage.marks)
+        known(probe, result.records)
         if fault := device.handle.fault():
             result.faults.append(f"rank {me}: the device's thread says: {fault}")

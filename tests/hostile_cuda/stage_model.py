@@ -5,7 +5,6 @@ The same arithmetic runs on the hostile device, by kernels, and on the host, one
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,26 +13,6 @@ from fakes.hostile_cuda.driver import Driver, mix
 from hostile_cuda.collectives import Collectives
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, STEP, BATCH, START = range(6)
-
-_SHARES = {FORWARD: 1.0, INPUT_GRADIENT: 0.5, WEIGHT_GRADIENT: 0.5}
-_NEVER = threading.Event()
-
-
-@dataclass
-class Host:
-    """What launches ops: each takes `launch` seconds; each `every`-th one `stall` seconds more."""
-
-    launch: float = 0.0
-    stall: float = 0.0
-    every: int = 5
-    ops: int = 0
-
-    def launches(self, share: float) -> None:
-        """Part of an op: it does something else meanwhile."""
-        self.ops += share >= 0.5
-        seconds = self.launch * share + self.stall * (self.ops % self.every == 0)
-        if seconds:
-            _NEVER.wait(seconds)
 
 
 def number(what: int, iteration: int, microbatch: int, position: int) -> int:
@@ -60,18 +39,14 @@ class Position:
     """One position of the model on a device: a stage, or a chunk of one.
 
     `last`: there is no gradient to come. `words`: of a message. Each op allocates and frees memory
-    of its own, which the next op may get. `seconds`: of a forward, and of a backward's
-    two halves together, where the device keeps time; `host`: what that takes to launch them.
-    `collectives`: that are launched with ops.
+    of its own, which the next op may get. `collectives`: that are launched with ops.
     """
 
     driver: Driver
     at: int
     last: bool
     words: int
-    seconds: float = 0.0
-    host: Host = field(default_factory=Host)
-    collectives: Collectives | None = None
+    collectives: Collectives
     kept: dict[int, Kept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +63,7 @@ class Position:
     def forward(self, iteration: int, microbatch: int, received: torch.Tensor) -> torch.Tensor:
         """The output; what the backward needs is kept."""
         name = label("F", iteration, microbatch, self.at)
-        self._together(name)
+        self.collectives.tensor_parallel(name)
         output, saved = self._new(f"the output of {name}"), self._new(f"what {name} keeps")
         self._churn(name, received)
         ins = [received, self.weight]
@@ -101,7 +76,7 @@ class Position:
     ) -> torch.Tensor:
         """The gradient of the input; that of the weights is still to come."""
         kept, name = self.kept[microbatch], label("I", iteration, microbatch, self.at)
-        self._together(name)
+        self.collectives.tensor_parallel(name)
         kept.gradient = gradient if gradient is not None else kept.saved
         made = self._new(f"the gradient of {name}")
         ins = [kept.gradient, kept.received, kept.saved, self.weight]
@@ -115,8 +90,7 @@ class Position:
         self._churn(name, kept.received)
         ins = [self.sum, kept.gradient, kept.received]
         self._kernel(name, WEIGHT_GRADIENT, iteration, microbatch, ins, [self.sum])
-        if self.collectives is not None:
-            self.collectives.data_parallel(name)
+        self.collectives.data_parallel(name)
 
     def step(self, iteration: int) -> None:
         """The optimizer's."""
@@ -125,10 +99,6 @@ class Position:
 
     def _new(self, label: str) -> torch.Tensor:
         return self.driver.tensor(self.words, label)
-
-    def _together(self, name: str) -> None:
-        if self.collectives is not None:
-            self.collectives.tensor_parallel(name)
 
     def _churn(self, name: str, source: torch.Tensor) -> None:
         scratch = self._new(f"scratch of {name}")
@@ -143,11 +113,7 @@ class Position:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
     ) -> None:
-        own = number(what, iteration, microbatch, self.at)
-        share = _SHARES.get(what, 0.0)
-        if share:
-            self.host.launches(share)
-        self.driver.kernel(name, own, inputs, outputs, self.seconds * share)
+        self.driver.kernel(name, number(what, iteration, microbatch, self.at), inputs, outputs)
 
 
 def reference(

@@ -5,7 +5,6 @@
 
 #include "bindings/work_bindings.h"
 #include "gpu/device_messages.h"
-#include "gpu/wait_site.h"
 
 using namespace adaptra;
 
@@ -123,9 +122,7 @@ void bind_device(py::module_& m) {
       .def("done", [](Transfer& transfer) { return transfer.work->done(); })
       .def("error", [](Transfer& transfer) { return transfer.work->error(); })
       .def("stamps", [](Transfer& transfer) { return stamps(*transfer.work); })
-      .def("over", [](Transfer& transfer) {
-        return removed("memory: kept until the copy") || transfer.over.load();
-      });
+      .def("over", [](Transfer& transfer) { return transfer.over.load(); });
 
   m.def("message_piece", [] { return DeviceMessages::kPiece; });
   py::class_<Messages>(m, "DeviceMessages")

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <map>
 
-#include "gpu/wait_site.h"
-
 namespace adaptra {
 
 namespace {
@@ -72,7 +70,7 @@ std::shared_ptr<Device> Device::open(int ordinal) {
     device->soon([device = device.get()] {  // the first anchor
       For others(Use::Others);
       auto event = device->record(device->streams_[kIn], true);
-      device->watch(kMoments, event, "clock: first anchor", [device, event](const std::string& error) {
+      device->watch(kMoments, event, [device, event](const std::string& error) {
         if (error.empty()) device->clock.stamp(*device, event, now());
       });
     });
@@ -241,7 +239,7 @@ void Device::anchor(cuda::Stream stream) {
   if (capturing(stream)) return;
   auto event = record(stream, true);
   soon([this, event] {
-    watch(kMoments, event, "clock: anchor", [this, event](const std::string& error) {
+    watch(kMoments, event, [this, event](const std::string& error) {
       For marks(Use::Marks);
       if (error.empty()) clock.stamp(*this, event, now());
     });
@@ -262,8 +260,8 @@ bool Device::slowly(std::function<void()> job) {
   return blocking_calls_.add([this, job = std::move(job)] { guarded(job); });
 }
 
-void Device::watch(CopyStream on, EventRef event, const char* wait, Then then) {
-  watched_[on].push_back({std::move(event), wait, std::move(then)});
+void Device::watch(CopyStream on, EventRef event, Then then) {
+  watched_[on].push_back({std::move(event), std::move(then)});
 }
 
 // No caller waits for what fails here, and messages report their own failures.
@@ -293,7 +291,7 @@ bool Device::poll() {
     while (!queue.empty()) {
       std::string error;
       try {
-        if (!removed(queue.front().wait) && !passed(queue.front().event)) break;
+        if (!passed(queue.front().event)) break;
       } catch (const CudaError& failed) {
         error = failed.what();
       }

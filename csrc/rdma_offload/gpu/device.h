@@ -78,7 +78,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // The device's thread alone: what runs when an event has passed, with why not, if it never will.
   using Then = std::function<void(const std::string& error)>;
-  void watch(CopyStream on, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
+  void watch(CopyStream on, EventRef event, Then then);
 
   // While one of these lives, its thread may ask for events and pin memory though another thread
   // captures a graph: in the driver's default mode that fails, and ends the capture. The mode before
@@ -135,7 +135,6 @@ class Device : public std::enable_shared_from_this<Device> {
 
   struct Watched {
     EventRef event;
-    const char* wait;
     Then then;
   };
   std::deque<Watched> watched_[kCopyStreams];  // in the order in which they pass

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "gpu/device.h"
-#include "gpu/wait_site.h"
 
 namespace adaptra {
 
@@ -88,7 +87,7 @@ std::optional<double> Mark::at() {
   std::optional<DeviceClock::Moment> moment;
   try {
     const Device::BesideCaptures asks(*device_);
-    if (!removed("mark: read when passed") && !device_->passed(event_)) return {};
+    if (!device_->passed(event_)) return {};
     if (device_->clock.anchors() == 0) return {};
     moment = device_->clock.host(*device_, event_, now());
     if (!moment) fault_ = "it is older than every anchor: it was read too late";

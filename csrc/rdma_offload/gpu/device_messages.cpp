@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "gpu/wait_site.h"
 
 namespace adaptra {
 
@@ -69,9 +68,7 @@ TransferRef DeviceMessages::start(bool sends, int rank, Tag tag, cuda::Address a
 
 void DeviceMessages::join(const TransferRef& transfer, cuda::Stream stream) {
   Device::For messages(Use::Messages);
-  if (transfer->copied && !removed("receive: compute after the copy")) {
-    device_->wait(stream, transfer->copied);
-  }
+  if (transfer->copied) device_->wait(stream, transfer->copied);
 }
 
 bool DeviceMessages::on_thread(std::function<void()> job, double seconds) {
@@ -99,7 +96,7 @@ bool DeviceMessages::abort(const TransferRef& transfer, double seconds) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   return landed_.wait_for(lock, patience(seconds - (now() - begun) * kNano),
-                          [&] { return removed("abort: memory back after the copy") || transfer->over; });
+                          [&] { return transfer->over.load(); });
 }
 
 bool DeviceMessages::close(double seconds) {
@@ -124,9 +121,7 @@ bool DeviceMessages::close(double seconds) {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool over = landed_.wait_for(lock, patience(left()), [&] {
       return std::all_of(under_way->begin(), under_way->end(),
-                         [](const auto& transfer) {
-                           return removed("close: memory back after the copies") || transfer->over;
-                         });
+                         [](const auto& transfer) { return transfer->over.load(); });
     });
     if (!over) return false;
   }
@@ -137,9 +132,7 @@ bool DeviceMessages::close(double seconds) {
 // other: each begins when that before it has passed.
 void DeviceMessages::issue(const TransferRef& transfer, uint64_t until, Device::CopyStream on) {
   const auto stream = device_->stream(on);
-  const char* const first = transfer->sends ? "send: copy after the producer"
-                                            : "receive: copy after the target's owner";
-  if (!transfer->copied && !removed(first)) device_->wait(stream, transfer->ready);
+  if (!transfer->copied) device_->wait(stream, transfer->ready);
   const bool behind = transfer->sends && transfer->copied;
   const EventRef begun = behind ? transfer->copied : device_->record(stream, true);
   const cuda::Address there = transfer->at + transfer->issued;
@@ -160,12 +153,9 @@ void DeviceMessages::issue(const TransferRef& transfer, uint64_t until, Device::
 // given up.
 void DeviceMessages::follow(const TransferRef& transfer, const EventRef& copied,
                             Device::CopyStream on) {
-  const char* const then = transfer->sends ? "send: engine after the copy"
-                                           : "receive: memory back after the copy";
-  device_->watch(on, copied, then,
-                 [self = shared_from_this(), transfer](const std::string& error) {
-                   self->copy_ended(transfer, error);
-                 });
+  device_->watch(on, copied, [self = shared_from_this(), transfer](const std::string& error) {
+    self->copy_ended(transfer, error);
+  });
 }
 
 void DeviceMessages::copy_ended(const TransferRef& transfer, const std::string& error) {

@@ -23,28 +23,16 @@ from fakes.cuda import building
 OPTIONS = (
     ("queues", "QUEUES", "hardware queues of a device (default: CUDA_DEVICE_MAX_CONNECTIONS or 8)"),
     ("kernel-us", "KERNEL_US", "microseconds of each kernel (0)"),
-    ("gemm-us", "GEMM_US", "microseconds of each of cuBLAS' (as others)"),
     ("copy-gbps", "COPY_GBPS", "GB/s of copies between host and device, each way (20)"),
-    ("to-host-gbps", "TO_HOST_GBPS", "GB/s of those to the host (as copy-gbps)"),
-    ("to-device-gbps", "TO_DEVICE_GBPS", "GB/s of those to the device (as copy-gbps)"),
-    ("payload", "PAYLOAD", "bytes that one stands for in what copies and links take (1)"),
-    ("pin-gbps", "PIN_GBPS", "GB/s at which memory is pinned, by the thread that asks (at once)"),
-    ("clock-ppm", "CLOCK_PPM", "millionths that the devices' clock is faster than the host's (0)"),
     ("devices", "DEVICES", "devices (8)"),
-    ("mib", "MIB", "memory of a device (16384)"),
     ("depth", "DEPTH", "ops that a hardware queue takes before a launch blocks (1024)"),
-    ("links", "LINKS", "file with slow links of NCCL: '2>3 40' or '2-3 40 1000' (ms, MB/s)"),
-    ("nccl-holds", "NCCL_HOLDS", "whether a kernel of NCCL keeps its queue to its end: 0 or 1 (1)"),
-    ("nccl-eager", "NCCL_EAGER", "bytes of the largest send that ends before its receive (0)"),
-    ("nccl-lazy", "NCCL_LAZY", "whether NCCL connects at first use and blocks: 0 or 1 (1)"),
-    ("free-waits", "FREE_WAITS", "whether freeing memory waits for the device: 0 or 1 (1)"),
+    ("links", "LINKS", "file with slow links of NCCL: '2>3 40' or '2-3 40' (ms)"),
     ("lazy-loading", "LAZY_LOADING", "whether a kernel's first launch waits for it: 0 or 1 (0)"),
     ("unpinnable", "UNPINNABLE", "file with ranks for which no memory can be pinned, now"),
     ("stall-s", "STALL_S", "seconds without progress until ranks say what waits (10)"),
     ("trace", "TRACE", "folder for traces of all calls (see traces.py)"),
-    ("accounts", "ACCOUNTS", "folder for counters, readable meanwhile (see accounts.py)"),
 )
-FILES = ("links", "unpinnable", "trace", "accounts")
+FILES = ("links", "unpinnable", "trace")
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:

@@ -19,34 +19,26 @@ from typing import Any
 import torch
 from fakes.hostile_cuda.build import built
 
-SIMPLE, HOSTILE, TIMED = 0, 1, 2  # modes
 _U64, _SIZE, _PTR, _TEXT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
 _MANY = [ctypes.c_int, _PTR, _PTR, ctypes.c_int, _PTR, _PTR]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "open": (None, [ctypes.c_int, ctypes.c_int, _U64, ctypes.c_int, ctypes.c_int]),
+    "open": (None, [ctypes.c_int, ctypes.c_int, _U64, ctypes.c_int]),
     "close": (None, []),
     "enter": (None, [ctypes.c_int, _TEXT]),
     "stream": (_PTR, [ctypes.c_int, _TEXT]),
     "alloc": (_PTR, [ctypes.c_int, _PTR, _SIZE, _TEXT]),
     "free": (None, [_PTR]),
     "mix": (None, [_U64, *_MANY]),
-    "kernel": (None, [ctypes.c_int, _PTR, _TEXT, _U64, *_MANY, _U64]),
+    "kernel": (None, [ctypes.c_int, _PTR, _TEXT, _U64, *_MANY]),
     "span": (None, [ctypes.c_int, _TEXT, _PTR, _PTR]),
-    "write": (None, [_PTR, _PTR, _SIZE]),
     "read": (None, [_PTR, _PTR, _SIZE]),
     "synchronize": (ctypes.c_int, [ctypes.c_int]),
-    "outside": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
-    "signals": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "collective": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "sends": (None, [_TEXT, _PTR]),
     "waiting": (None, [_TEXT]),
     "give_up": (None, []),
     "promise": (None, [_TEXT, _TEXT]),
-    "signal": (None, [_TEXT]),
-    "await": (ctypes.c_int, [_TEXT, ctypes.c_double]),
-    "stray_copies": (None, [ctypes.c_int]),
-    "hold": (None, [ctypes.c_int]),
-    "order": (_SIZE, [_PTR, _SIZE]),
+    "lose": (None, [_TEXT]),
     "fail": (None, [_TEXT, ctypes.c_int, ctypes.c_int]),
     "findings": (_SIZE, [_PTR, _SIZE]),
     "waits": (_SIZE, [_PTR, _SIZE]),
@@ -72,18 +64,14 @@ def _loaded() -> ctypes.CDLL:
 
 
 class Driver:
-    """One case: `devices` with so many hardware `queues` each; `seed` decides what moves when."""
+    """One case: `devices` with so many hardware `queues` each; `seed` decides what moves when.
 
-    def __init__(
-        self,
-        devices: int = 1,
-        queues: int = 8,
-        seed: int = 0,
-        mode: int = HOSTILE,
-        strict: bool = True,
-    ) -> None:
+    `waits`: whether it also decides that some calls wait for all that a device has.
+    """
+
+    def __init__(self, devices: int, queues: int, seed: int, waits: bool) -> None:
         self._c = _loaded()
-        self._call("open", devices, queues, seed, mode, strict)
+        self._call("open", devices, queues, seed, waits)
         self._here, self._pause = threading.local(), threading.Event()
         self._open = True
 
@@ -139,34 +127,22 @@ class Driver:
         if self._open:
             self._call("free", at)
 
-    def free(self, tensor: torch.Tensor) -> None:
-        """Give memory back although a tensor of it may be in use: a fault, for tests."""
-        self._call("free", tensor.data_ptr())
-
     def kernel(
         self,
         label: str,
         number: int,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        seconds: float = 0.0,
     ) -> None:
         """Launch on the current stream: each output becomes a mix of `number` and the inputs."""
         many = (*_pointers(inputs), *_pointers(outputs))
-        self._call(
-            "kernel", self.device, self.current, label.encode(), number, *many, round(seconds * 1e9)
-        )
+        self._call("kernel", self.device, self.current, label.encode(), number, *many)
 
     def span(self, label: str, device: int = 0) -> tuple[float, float]:
         """When that kernel really began and ended, on the host's monotonic clock; zeros if not."""
         begun, ended = ctypes.c_double(), ctypes.c_double()
         self._call("span", device, label.encode(), ctypes.byref(begun), ctypes.byref(ended))
         return begun.value, ended.value
-
-    def write(self, tensor: torch.Tensor, words: torch.Tensor) -> None:
-        """Set device memory, before work begins."""
-        assert tensor.nbytes == words.nbytes
-        self._call("write", tensor.data_ptr(), words.data_ptr(), words.nbytes)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """What device memory holds, as int64; synchronise before."""
@@ -176,14 +152,6 @@ class Driver:
 
     def synchronize(self) -> int:
         return int(self._call("synchronize", self.device))
-
-    def outside(self, key: str, label: str) -> None:
-        """Launch what waits for `key`, as NCCL's receives do."""
-        self._call("outside", self.device, self.current, key.encode(), label.encode())
-
-    def signals(self, key: str, label: str) -> None:
-        """Launch what signals `key`, as NCCL's sends do."""
-        self._call("signals", self.device, self.current, key.encode(), label.encode())
 
     def collective(self, key: str, members: Sequence[str]) -> None:
         """Launch this rank's part of a collective: it is over when all members' have begun."""
@@ -211,15 +179,9 @@ class Driver:
     def promise(self, key: str, thread: str) -> None:
         self._call("promise", key.encode(), thread.encode())
 
-    def signal(self, key: str) -> None:
-        self._call("signal", key.encode())
-
-    def awaits(self, key: str, seconds: float) -> int:
-        return int(self._call("await", key.encode(), seconds))
-
-    def stray_copies(self) -> None:
-        """Plant: copies go to a stream that nobody waits for."""
-        self._call("stray_copies", 1)
+    def lose(self, call: str) -> None:
+        """Plant: cuStreamWaitEvent waits for nothing, or to cuEventQuery all is over."""
+        self._call("lose", call.encode())
 
     def fail(self, call: str, after: int = 0, code: int = 719) -> None:
         """After so many calls of that name all others fail with `code`; 0: none does."""
@@ -228,20 +190,6 @@ class Driver:
     def quiet(self) -> None:
         """Let the device move for a moment."""
         self._pause.wait(0.0005)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Meanwhile only waits move the device: what it does is the seed's alone."""
-        self._call("hold", 1)
-        try:
-            yield
-        finally:
-            self._call("hold", 0)
-
-    @property
-    def order(self) -> list[str]:
-        """Kernels, as they were over."""
-        return self._text("order").splitlines()
 
     @property
     def findings(self) -> list[str]:

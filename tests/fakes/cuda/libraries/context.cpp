@@ -50,7 +50,6 @@ void* driver_function(const char* name) {
   if (!self) return nullptr;
   for (const char* version : {"_v3", "_v2", ""})
     if (void* found = dlsym(self, (std::string(name) + version).c_str())) return found;
-  if (options().verbose) say("the driver has no %s", name);
   return nullptr;
 }
 

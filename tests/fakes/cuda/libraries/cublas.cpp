@@ -22,7 +22,7 @@ constexpr int success = 0, invalid = 7;
 int multiply(const char* name, void* stream) {
   Stream* s = runtime_stream(stream);
   if (!s) return invalid;
-  start_library_kernel(name, s, options().gemm_seconds);
+  start_library_kernel(name, s, options().kernel_seconds);
   return success;
 }
 

@@ -17,7 +17,6 @@ struct Device {
 
 struct Blocked {
   std::string thread, call, whom;
-  double since;
 };
 
 struct State {

@@ -51,12 +51,6 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
-  if (!primary(device)) return CUDA_ERROR_INVALID_DEVICE;
-  snprintf(name, (size_t)size, "Fake GPU");
-  return CUDA_SUCCESS;
-}
-
 CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   if (!primary(device)) return CUDA_ERROR_INVALID_DEVICE;
   *value = device_attribute(attribute, device);
@@ -73,12 +67,6 @@ CUresult cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
 CUresult cuDeviceGetUuid_v2(char* bytes, CUdevice device) {
   if (!primary(device)) return CUDA_ERROR_INVALID_DEVICE;
   uuid(bytes, device);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
-  if (!primary(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *bytes = options().device_bytes;
   return CUDA_SUCCESS;
 }
 
@@ -124,36 +112,6 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   *context = current_context();
   set_current(nullptr);
   return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetDevice(CUdevice* device) {
-  if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = current_context()->device;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuCtxSynchronize() {
-  trace("cuCtxSynchronize");
-  if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (invalidates_all()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  wait_device(current_context()->device, "cuCtxSynchronize");
-  return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  if (least) *least = least_priority;
-  if (greatest) *greatest = greatest_priority;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGetProcAddress_v2(const char* name, void** function, int, unsigned long long, int* status) {
-  *function = driver_function(name);
-  if (status) *status = *function ? 0 : 1;
-  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-CUresult cuGetProcAddress(const char* name, void** function, int asked, unsigned long long flags) {
-  return cuGetProcAddress_v2(name, function, asked, flags, nullptr);
 }
 
 }  // extern "C"

@@ -65,12 +65,6 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   return answer(result);
 }
 
-CUresult cuMemFree_v2(CUdeviceptr pointer) {
-  trace("cuMemFree");
-  NOT_BESIDE_CAPTURES;
-  return pointer ? answer(free_device((void*)pointer)) : CUDA_SUCCESS;
-}
-
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -100,16 +94,6 @@ CUresult cuMemHostUnregister(void* pointer) {
   return answer(unpin(pointer));
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* found, void* pointer, unsigned) {
-  if (where(pointer) != Where::pinned) return CUDA_ERROR_INVALID_VALUE;
-  *found = (CUdeviceptr)pointer;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy_async("cuMemcpyAsync", (void*)to, (const void*)from, bytes, stream);
-}
-
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   if (where((void*)to) != Where::device) return CUDA_ERROR_INVALID_VALUE;
   return copy_async("cuMemcpyHtoDAsync", (void*)to, from, bytes, stream);
@@ -118,15 +102,6 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CU
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
   if (where((void*)from) != Where::device) return CUDA_ERROR_INVALID_VALUE;
   return copy_async("cuMemcpyDtoHAsync", to, (const void*)from, bytes, stream);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream handle) {
-  if ((uintptr_t)handle <= 2 && !current_context()) return CUDA_ERROR_INVALID_CONTEXT;
-  Stream* s = stream_of(handle, current_context() ? current_context()->device : 0);
-  if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  trace("cuMemsetD8Async", s->ordinal, (long long)bytes);
-  fill(s, (void*)to, value, bytes);
-  return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr pointer) {

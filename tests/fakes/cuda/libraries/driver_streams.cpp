@@ -1,5 +1,4 @@
 // The driver API: streams, events, kernels and functions of the host. Handles are the runtime's own.
-#include "accounts.hpp"
 #include "attributes.hpp"
 #include "context.hpp"
 #include "driver_captures.hpp"
@@ -19,7 +18,6 @@ CUresult kernel(const char* call, CUstream handle) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace(call, s->ordinal);
-  account(Count::kernels, 1);
   launch(s, {Kind::kernel, "kernel", options().kernel_seconds});
   return CUDA_SUCCESS;
 }
@@ -36,23 +34,12 @@ CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priori
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream* stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
-
 CUresult cuStreamDestroy_v2(CUstream handle) {
   Stream* s = (uintptr_t)handle > 2 ? find(handle) : nullptr;
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamDestroy", s->ordinal);
   destroy_stream(s);
   return CUDA_SUCCESS;
-}
-
-CUresult cuStreamQuery(CUstream handle) {
-  Stream* s = find(handle);
-  if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  trace("cuStreamQuery", s->ordinal);
-  if (invalidates(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  NOT_BESIDE_CAPTURES;
-  return passed(s) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
@@ -75,20 +62,6 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
   wait_event(s, e);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetPriority(CUstream handle, int* priority) {
-  Stream* s = find(handle);
-  if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  *priority = s->priority;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  Stream* s = find(handle);
-  if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  *id = (unsigned long long)s->ordinal;
   return CUDA_SUCCESS;
 }
 
@@ -149,8 +122,6 @@ CUresult cuEventRecord(CUevent event, CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned) { return cuEventRecord(event, handle); }
-
 CUresult cuEventQuery(CUevent event) {
   Event* e = event_of(event);
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
@@ -183,14 +154,6 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent begin, CUevent end) 
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
   return cuEventElapsedTime_v2(milliseconds, begin, end);
-}
-
-CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
-  Stream* s = find(handle);
-  if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  trace("cuLaunchHostFunc", s->ordinal);
-  launch(s, {Kind::host_function, "a function of the host", 0, [=] { function(argument); }});
-  return CUDA_SUCCESS;
 }
 
 CUresult cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream stream,

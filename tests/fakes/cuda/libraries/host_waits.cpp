@@ -2,7 +2,6 @@
 #include <chrono>
 #include <sys/prctl.h>
 
-#include "accounts.hpp"
 #include "device_state.hpp"
 #include "options.hpp"
 #include "stall.hpp"
@@ -29,13 +28,12 @@ HostWait::HostWait(std::string call, std::string whom) {
   prctl(PR_GET_NAME, thread);
   Lock lock(blocked_mutex);
   key_ = ++blocked_made;
-  blocked()[key_] = {thread, std::move(call), std::move(whom), now()};
+  blocked()[key_] = {thread, std::move(call), std::move(whom)};
   progress();
 }
 
 HostWait::~HostWait() {
   Lock lock(blocked_mutex);
-  account(Count::host_wait_us, (int64_t)(1e6 * (now() - blocked()[key_].since)));
   blocked().erase(key_);
   progress();
 }

@@ -1,15 +1,12 @@
 #include "memory.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
 #include <sys/mman.h>
-#include <thread>
 
-#include "accounts.hpp"
 #include "options.hpp"
 
 namespace fake_cuda {
@@ -40,12 +37,6 @@ char* map_pages(size_t bytes) {
   return at == MAP_FAILED ? nullptr : (char*)at;
 }
 
-// A real driver locks each page into memory, and holds up the thread that asks for it.
-void take_time_to_pin(size_t bytes) {
-  const double rate = options().pin_rate;
-  if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(options().payload * (double)bytes / rate));
-}
-
 }  // namespace
 
 Where where(const void* p, Range* range) {
@@ -69,7 +60,6 @@ Result allocate(int device, size_t bytes, void** out) {
   if (!at) return Result::no_memory;
   all.device[at] = {at, size, device};
   all.used[device] += size;
-  account_peak(Count::device_bytes, Count::device_peak, (int64_t)size);
   *out = at;
   return Result::done;
 }
@@ -81,17 +71,15 @@ Result free_device(void* p) {
   if (found == all.device.end()) return Result::invalid;
   const Range range = found->second;
   lock.unlock();
-  if (options().free_waits) wait_device(range.device, "cudaFree, which waits for the device");
+  wait_device(range.device, "cudaFree, which waits for the device");
   lock.lock();
   if (!all.device.erase((char*)p)) return Result::invalid;
   all.used[range.device] -= range.bytes;
-  account(Count::device_bytes, -(int64_t)range.bytes);
   munmap(p, range.bytes);
   return Result::done;
 }
 
 Result allocate_pinned(int device, size_t bytes, void** out) {
-  take_time_to_pin(bytes);
   Memory& all = memory();
   Lock lock(all.mutex);
   const size_t size = page_up(bytes);
@@ -99,7 +87,6 @@ Result allocate_pinned(int device, size_t bytes, void** out) {
   *out = at;
   if (!at) return Result::no_memory;
   all.pinned[at] = {at, size, device};
-  account_peak(Count::pinned_bytes, Count::pinned_peak, (int64_t)size);
   return Result::done;
 }
 
@@ -110,16 +97,14 @@ Result free_pinned(void* p) {
   if (found == all.pinned.end() || found->second.registered) return Result::invalid;
   const Range range = found->second;
   lock.unlock();
-  if (options().free_waits) wait_device(range.device, "cudaFreeHost, which waits for the device");
+  wait_device(range.device, "cudaFreeHost, which waits for the device");
   lock.lock();
   if (!all.pinned.erase((char*)p)) return Result::invalid;
-  account(Count::pinned_bytes, -(int64_t)range.bytes);
   munmap(p, range.bytes);
   return Result::done;
 }
 
 Result pin(int device, void* p, size_t bytes) {
-  take_time_to_pin(bytes);
   Memory& all = memory();
   Lock lock(all.mutex);
   if (!p || !bytes) return Result::invalid;
@@ -127,7 +112,6 @@ Result pin(int device, void* p, size_t bytes) {
   for (char* at : {begin, begin + bytes - 1})
     if (find(all.pinned, at)) return Result::already;
   all.pinned[begin] = {begin, bytes, device, true};
-  account_peak(Count::pinned_bytes, Count::pinned_peak, (int64_t)bytes);
   return Result::done;
 }
 
@@ -136,7 +120,6 @@ Result unpin(void* p) {
   Lock lock(all.mutex);
   auto found = all.pinned.find((char*)p);
   if (found == all.pinned.end() || !found->second.registered) return Result::not_pinned;
-  account(Count::pinned_bytes, -(int64_t)found->second.bytes);
   all.pinned.erase(found);
   return Result::done;
 }
@@ -153,9 +136,7 @@ void copy_rows(Stream* s, void* to, size_t to_pitch, const void* from, size_t fr
   if (!width || !height) return;
   const Where target = where(to), source = where(from);
   const Way way = target != Where::device ? Way::to_host : source != Where::device ? Way::to_device : Way::within;
-  const double rate = way == Way::to_host ? options().to_host_rate : options().to_device_rate;
-  const double seconds =
-      way == Way::within ? options().kernel_seconds : options().payload * (double)(width * height) / rate;
+  const double seconds = way == Way::within ? options().kernel_seconds : (double)(width * height) / options().copy_rate;
   auto rows = [=](const void* base, size_t pitch) {
     for (size_t i = 0; i < height; i++) memmove((char*)to + i * to_pitch, (const char*)base + i * pitch, width);
   };

@@ -36,7 +36,6 @@ std::string words(const std::vector<Item>& items) {
 }
 
 bool Communicator::connect(const std::vector<Item>& items) {
-  if (!options().nccl_lazy) return true;
   struct Awaited {
     int peer, kind;
     const char* call;
@@ -111,7 +110,7 @@ void Communicator::run() {
     for (const Item& item : *work.items) {
       const size_t bytes = item.count * width(item.type);
       const auto kind = (uint32_t)Call::send;
-      if (item.call == Call::send) sends.push_back({item.peer, (char*)item.in, bytes, kind, bytes <= options().nccl_eager});
+      if (item.call == Call::send) sends.push_back({item.peer, (char*)item.in, bytes, kind});
       if (item.call == Call::receive) receives.push_back({item.peer, (char*)item.out, bytes, kind});
     }
     bool goes_on = (sends.empty() && receives.empty()) || wire.exchange(std::move(sends), std::move(receives));

@@ -1,8 +1,7 @@
 // Messages over a communicator's sockets: frames of a head and, for data, its bytes.
 //
 // A receiver gives a credit for each receive that it has posted; data is sent for a credit. So a send waits for its
-// receive, as NCCL allows itself to. Small ones may go without, as NCCL's go into its buffers: they are over once the
-// socket has them, and are kept where they come to until their receive is posted.
+// receive, as NCCL allows itself to.
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -89,9 +88,14 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
   size_t head_moved = 0;
   std::vector<Head> heads((size_t)size, head);
   std::vector<size_t> heads_moved((size_t)size, head_moved);
-  std::vector<size_t> early_moved((size_t)size, 0);
   auto fits = [&](int p, uint32_t kind, size_t bytes) {
-    const Message& m = sides[(size_t)p].receives[sides[(size_t)p].arriving].message;
+    const Side& side = sides[(size_t)p];
+    if (side.arriving == side.receives.size()) {
+      say("NCCL: rank %d has posted no receive for what rank %d sends", rank, p);
+      misused = true;
+      return false;
+    }
+    const Message& m = side.receives[side.arriving].message;
     if (kind == m.kind && bytes == m.bytes) return true;
     say("NCCL: rank %d has posted a receive of kind %u with %zu bytes from rank %d, which sends kind %u with %zu bytes",
         rank, m.kind, m.bytes, p, kind, bytes);
@@ -101,7 +105,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
   auto complete = [&](int p, double sent) {
     Side& side = sides[(size_t)p];
     Incoming& in = side.receives[side.arriving++];
-    in.due = arrival(peers[(size_t)p].device, device, sent, in.message.bytes);
+    in.due = arrival(peers[(size_t)p].device, device, sent);
   };
 
   // Reads frames of one peer. False when there is nothing more for now.
@@ -131,20 +135,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
         misused = true;
         return false;
       }
-      early_moved[(size_t)p] = 0;
-      if (side.arriving == side.receives.size()) peer.early.push_back({h.kind, h.sent, std::vector<char>(h.bytes)});
-      else if (!fits(p, h.kind, h.bytes)) return false;
-    }
-    if (side.arriving == side.receives.size()) {
-      std::vector<char>& into = peer.early.back().bytes;
-      size_t& moved = early_moved[(size_t)p];
-      if (moved < into.size()) {
-        const ssize_t found = take(into.data() + moved, into.size() - moved);
-        if (found <= 0) return false;
-        moved += (size_t)found;
-      }
-      if (moved == into.size()) got = 0;
-      return true;
+      if (!fits(p, h.kind, h.bytes)) return false;
     }
     Incoming& in = side.receives[side.arriving];
     if (in.moved < in.message.bytes) {
@@ -171,16 +162,8 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
       Peer& peer = peers[(size_t)p];
       // A frame that has begun is read to its end, so that the next exchange starts with a head.
       auto reads = [&] { return side.arriving < side.receives.size() || (!side.sends.empty() && peer.credits <= 0) || heads_moved[(size_t)p]; };
-      while (side.arriving < side.receives.size() && !peer.early.empty() && !heads_moved[(size_t)p] && !misused) {
-        const Early& one = peer.early.front();
-        if (!fits(p, one.kind, one.bytes.size())) break;
-        std::copy(one.bytes.begin(), one.bytes.end(), side.receives[side.arriving].message.at);
-        complete(p, one.sent);
-        peer.early.pop_front();
-        again = true;
-      }
       while (!lost && !misused && reads() && read_some(p)) again = true;
-      while (!side.sends.empty() && (peer.credits > 0 || side.sends.front().eager)) {
+      while (!side.sends.empty() && peer.credits > 0) {
         const Message m = side.sends.front();
         side.sends.pop_front();
         peer.credits--;

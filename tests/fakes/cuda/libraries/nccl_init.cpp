@@ -33,7 +33,7 @@ ncclResult_t create(Communicator** out, int size, const std::string& id, int ran
   std::string fault;
   {
     HostWait waiting("ncclCommInitRank", "the " + std::to_string(size) + " ranks of the communicator, as rank " + std::to_string(rank));
-    fault = c->wire.open(id, rank, size, device, options().nccl_seconds);
+    fault = c->wire.open(id, rank, size, device, nccl_seconds);
   }
   if (!fault.empty())
     return failed(ncclSystemError, "ncclCommInitRank as rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + fault);

@@ -117,7 +117,7 @@ void Wire::close() {
 }
 
 bool Wire::send_note(int peer, Note note) {
-  return all_of(peers[(size_t)peer].control, &note, sizeof note, true, now() + options().nccl_seconds);
+  return all_of(peers[(size_t)peer].control, &note, sizeof note, true, now() + nccl_seconds);
 }
 
 bool Wire::receive_note(int peer, int kind, Note* found) {

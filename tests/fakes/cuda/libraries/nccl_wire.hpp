@@ -16,16 +16,11 @@ struct Note {  // between the hosts, beside the data
   int32_t kind, a, b, c;
 };
 
-struct Early {  // a message that came before its receive was posted
-  uint32_t kind;
-  double sent;
-  std::vector<char> bytes;
-};
+constexpr double nccl_seconds = 600;  // that ranks may wait for each other's sockets
 
 struct Peer {
   int data = -1, control = -1, device = -1;
-  int credits = 0;             // receives of the peer's that nothing has been sent for, less what was sent without one
-  std::deque<Early> early = {};
+  int credits = 0;             // receives of the peer's that nothing has been sent for
   std::deque<Note> notes = {}; // come, and not yet waited for
 };
 
@@ -34,7 +29,6 @@ struct Message {
   char* at;
   size_t bytes;
   uint32_t kind;
-  bool eager = false;  // it leaves without a receive
 };
 
 class Wire {
@@ -42,9 +36,9 @@ class Wire {
   // Connects to all others. Empty if all came within the seconds; else what went wrong.
   std::string open(const std::string& id, int rank, int size, int device, double seconds);
 
-  // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, an eager
-  // one at once, as far as the socket has room; it arrives when its link lets it. `arrived` is then called with its
-  // place among the receives of its peer, and says what is to be sent because of it. Blocks. False if aborted.
+  // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, as far as
+  // the socket has room; it arrives when its link lets it. `arrived` is then called with its place among the receives of
+  // its peer, and says what is to be sent because of it. Blocks. False if aborted.
   using Arrived = std::function<std::vector<Message>(size_t)>;
   bool exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived = {});
 

@@ -4,7 +4,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "accounts.hpp"
 #include "kernels.hpp"
 #include "options.hpp"
 #include "runtime_state.hpp"
@@ -52,7 +51,6 @@ cudaError_t start(const char* call, const void* function, dim3 blocks, dim3 thre
   const char* name = name_of(function);
   trace_kernel(call, s->ordinal, name, blocks.x * blocks.y * blocks.z, size);
   if (options().lazy_loading) load(function, s->device);
-  account(Count::kernels, 1);
   launch(s, {Kind::kernel, name, options().kernel_seconds});
   return cudaSuccess;
 }
@@ -61,7 +59,6 @@ cudaError_t start(const char* call, const void* function, dim3 blocks, dim3 thre
 
 void start_library_kernel(const char* name, Stream* s, double seconds) {
   trace_kernel("cublas", s->ordinal, name, 1, 1);
-  account(Count::kernels, 1);
   launch(s, {Kind::kernel, name, seconds});
 }
 

@@ -5,7 +5,6 @@
 #include <sys/prctl.h>
 #include <thread>
 
-#include "accounts.hpp"
 #include "options.hpp"
 #include "trace.hpp"
 
@@ -92,7 +91,6 @@ void watch_for_stalls() {
       reported = false;
     } else if (!reported && now() - since >= options().stall_seconds) {
       reported = true;
-      account(Count::stalls, 1);
       const std::string text = what_waits();
       say("no progress for %.0f s\n%s", now() - since, text.c_str());
     }

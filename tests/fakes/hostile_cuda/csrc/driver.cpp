@@ -9,8 +9,7 @@ using namespace hostile;
 namespace {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201,
-              kInvalidHandle = 400, kNotReady = 600, kAlreadyRegistered = 712, kNotRegistered = 713,
-              kNotPermitted = 800;
+              kInvalidHandle = 400, kNotReady = 600, kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
 
 int injected(const char* name) {
@@ -24,10 +23,6 @@ int injected(const char* name) {
 template <typename F>
 int call(const char* name, F body) {
   Lock lock(world().mutex);
-  if (this_thread().in_function) {
-    finding(std::string("host function: it calls ") + name + ", which CUDA forbids there");
-    return kNotPermitted;
-  }
   Device* device = this_thread().device;
   if (device == nullptr) {
     finding(std::string("context: ") + name + " on a thread without a current context");
@@ -64,11 +59,6 @@ int copy(const char* name, void* to, const void* from, size_t bytes, void* handl
     Stream* stream = stream_of(device, handle, name);
     if (stream == nullptr) return kInvalidHandle;
     if (bytes == 0) return 0;
-    if (world().stray) {
-      if (device.stray == nullptr) device.stray = &add_stream(device, false, "a stray stream");
-      stream = device.stray;
-      stream->of_test = true;
-    }
     const OpRef made =
         issue(*stream, copy_op(device, to, from, bytes), {{from, bytes, false}, {to, bytes, true}});
     const auto sending = world().sending.find(from);
@@ -157,7 +147,6 @@ CUDA cuDevicePrimaryCtxRelease_v2(int ordinal) {
 CUDA cuCtxSetCurrent(void* context) {
   Lock lock(world().mutex);
   Thread& me = this_thread();
-  if (me.in_function) finding("host function: it calls cuCtxSetCurrent, which CUDA forbids there");
   me.device = nullptr;
   for (auto& device : world().devices) {
     if (&device == context) me.device = &device;
@@ -193,34 +182,12 @@ CUDA cuStreamDestroy_v2(void* handle) {
   });
 }
 
-CUDA cuStreamQuery(void* handle) {
-  return call("cuStreamQuery", [&](Lock&, Device& device) {
-    Stream* stream = stream_of(device, handle, "cuStreamQuery");
-    if (stream == nullptr) return kInvalidHandle;
-    if (stream->last && !stream->last->over()) return kNotReady;
-    if (stream->last) seen_over(*stream->device, *stream->last);
-    return 0;
-  });
-}
-
-CUDA cuStreamSynchronize(void* handle) {
-  return call("cuStreamSynchronize", [&](Lock& lock, Device& device) {
-    Stream* stream = stream_of(device, handle, "cuStreamSynchronize");
-    if (stream == nullptr) return kInvalidHandle;
-    const OpRef last = stream->last;
-    if (!last) return 0;
-    const int result = wait_for(lock, *stream->device, last, "cuStreamSynchronize");
-    if (result == 0) seen_over(*stream->device, *last);
-    return result;
-  });
-}
-
 CUDA cuStreamWaitEvent(void* handle, void* event, unsigned) {
   return call("cuStreamWaitEvent", [&](Lock&, Device& device) {
     Stream* stream = stream_of(device, handle, "cuStreamWaitEvent");
     const Event* waited = event_of(event, "cuStreamWaitEvent");
     if (stream == nullptr || waited == nullptr) return kInvalidHandle;
-    if (!waited->record) return 0;  // as if it had passed
+    if (!waited->record || world().lost == "cuStreamWaitEvent") return 0;  // as if it had passed
     Op op;
     op.kind = Op::Kind::wait;
     op.what = "a wait for an event";
@@ -277,23 +244,10 @@ CUDA cuEventQuery(void* handle) {
   return call("cuEventQuery", [&](Lock&, Device&) {
     const Event* event = event_of(handle, "cuEventQuery");
     if (event == nullptr) return kInvalidHandle;
-    if (!event->record) return 0;
+    if (!event->record || world().lost == "cuEventQuery") return 0;
     if (!event->record->over()) return kNotReady;
     seen_over(*event->device, *event->record);
     return 0;
-  });
-}
-
-CUDA cuEventSynchronize(void* handle) {
-  return call("cuEventSynchronize", [&](Lock& lock, Device&) {
-    const Event* event = event_of(handle, "cuEventSynchronize");
-    if (event == nullptr) return kInvalidHandle;
-    const OpRef record = event->record;
-    if (!record) return 0;
-    Device& device = *event->device;
-    const int result = wait_for(lock, device, record, "cuEventSynchronize");
-    if (result == 0) seen_over(device, *record);
-    return result;
   });
 }
 
@@ -326,7 +280,7 @@ CUDA cuMemFreeHost(void* at) {
       return kInvalidValue;
     }
     host_frees(*block_of(at, 1), "cuMemFreeHost");
-    if (const int result = wait_for(lock, device, nullptr, "cuMemFreeHost")) return result;
+    if (const int result = wait_for(lock, device, "cuMemFreeHost")) return result;
     seen_idle(device);
     return unpin(at, Place::pinned, "cuMemFreeHost") ? 0 : kInvalidValue;
   });
@@ -345,50 +299,10 @@ CUDA cuMemHostUnregister(void* at) {
   });
 }
 
-CUDA cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
-  return copy("cuMemcpyAsync", reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, stream);
-}
-
 CUDA cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   return copy("cuMemcpyHtoDAsync", reinterpret_cast<void*>(to), from, bytes, stream);
 }
 
 CUDA cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   return copy("cuMemcpyDtoHAsync", to, reinterpret_cast<void*>(from), bytes, stream);
-}
-
-CUDA cuMemGetInfo_v2(size_t* free, size_t* total) {
-  return call("cuMemGetInfo", [&](Lock&, Device& device) {
-    *total = 1ull << 30;
-    *free = *total - device_bytes_held(device);
-    return 0;
-  });
-}
-
-CUDA cuPointerGetAttribute(void* out, int attribute, uint64_t at) {
-  return call("cuPointerGetAttribute", [&](Lock&, Device&) {
-    const Block* block = block_of(reinterpret_cast<void*>(at), 1);
-    if (block == nullptr) return kInvalidValue;
-    const unsigned type = block->place == Place::device ? 2 : 1;
-    switch (attribute) {
-      case 1: { void* context = block->device; memcpy(out, &context, sizeof context); return 0; }
-      case 2: memcpy(out, &type, sizeof type); return 0;
-      case 3: case 4: memcpy(out, &at, sizeof at); return 0;
-      case 9: memcpy(out, &block->device->ordinal, sizeof(int)); return 0;
-      default: return kInvalidValue;
-    }
-  });
-}
-
-CUDA cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
-  return call("cuLaunchHostFunc", [&](Lock&, Device& device) {
-    Stream* stream = stream_of(device, handle, "cuLaunchHostFunc");
-    if (stream == nullptr) return kInvalidHandle;
-    Op op;
-    op.kind = Op::Kind::function;
-    op.what = "a host function";
-    op.ends = [=] { function(argument); };
-    issue(*stream, std::move(op));
-    return 0;
-  });
 }

@@ -10,8 +10,6 @@ using namespace hostile;
 
 namespace {
 
-constexpr size_t kOrder = 100000;  // kernels that are remembered
-
 uint64_t scramble(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -44,16 +42,13 @@ Stream& stream_at(int ordinal, void* handle) {
 
 #define TEST extern "C" __attribute__((visibility("default")))
 
-// Begin a case. `mode`: 0 runs everything at once, 1 is hostile, 2 keeps time.
-TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int strict) {
+// Begin a case. `waits`: whether calls may wait for all of a device.
+TEST void hostile_open(int devices, int queues, uint64_t seed, int waits) {
   Lock lock(world().mutex);
   World& w = world();
-  w.settings = {devices, queues, seed, mode == 1, mode == 2, strict != 0};
-  w.failed = w.stray = w.held = false;
-  w.order.clear();
+  w.failed = false;
+  w.lost.clear();
   w.findings.clear();
-  w.signalled.clear();
-  w.signallers.clear();
   w.promised.clear();
   w.collectives.clear();
   w.sending.clear();
@@ -75,9 +70,8 @@ TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int str
     device.random.seed(scramble(seed) + i);
     device.queues.resize(queues);
     device.moves = kMoves[device.random() % 4];
-    // Where work may wait for outside, only tests synchronise.
-    device.synchronises = kSynchronises[device.random() % 4] * (strict != 0);
-    device.pins_wait = device.random() % 3 == 0 && strict != 0;
+    device.synchronises = kSynchronises[device.random() % 4] * waits;
+    device.pins_wait = device.random() % 3 == 0 && waits != 0;
     device.steps = kSteps[device.random() % 3];
     device.drift = (device.chance() - 0.5) * 4e-6;
     add_stream(device, true, "the default stream").of_test = true;
@@ -91,8 +85,6 @@ TEST void hostile_close() {
   stop_driver_thread();
   Lock lock(world().mutex);
   for (auto& thread : world().threads) thread.device = nullptr;
-  world().functions.clear();
-  world().signallers.clear();
   world().collectives.clear();
   world().sent.clear();
   world().devices.clear();
@@ -148,10 +140,10 @@ TEST void hostile_mix(uint64_t id, int inputs, const void** in, const size_t* in
   for (int k = 0; k < outputs; ++k) memcpy(out[k], results[k].data(), 8 * results[k].size());
 }
 
-// A kernel that mixes device memory; where the device keeps time it lasts so long.
+// A kernel that mixes device memory.
 TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t id, int inputs,
                          const void** in, const size_t* in_bytes, int outputs, void** out,
-                         const size_t* out_bytes, uint64_t nanoseconds) {
+                         const size_t* out_bytes) {
   Lock lock(world().mutex);
   Device& device = *device_at(ordinal);
   called(lock, device, "a launch");
@@ -163,7 +155,6 @@ TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t 
   Op op;
   op.kind = Op::Kind::kernel;
   op.what = "kernel " + std::string(label);
-  op.lasts = nanoseconds;
   op.begins = [=] {
     for (auto& target : targets) {
       bool also_read = false;
@@ -187,10 +178,9 @@ TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t 
       to.push_back(reach(target.at));
       to_bytes.push_back(target.bytes);
     }
-    if (world().order.size() < kOrder) world().order.push_back(name);
     hostile_mix(id, inputs, from.data(), from_bytes.data(), outputs, to.data(), to_bytes.data());
     if (const auto self = shared->lock()) {
-      world().spans[{ordinal, name}] = {self->begun, world().settings.timed ? self->begun + self->lasts : now()};
+      world().spans[{ordinal, name}] = {self->begun, now()};
     }
   };
   *shared = issue(stream_at(ordinal, stream), std::move(op), touches);
@@ -206,12 +196,7 @@ TEST void hostile_span(int ordinal, const char* label, double* begun, double* en
   *ended = found->second.second * 1e-9;
 }
 
-// Device memory from and to the host, at the end of all work: what a test does, no product.
-TEST void hostile_write(void* at, const void* from, size_t bytes) {
-  Lock lock(world().mutex);
-  memcpy(reach(at), from, bytes);
-}
-
+// What device memory holds at the end of all work: what a test does, no product.
 TEST void hostile_read(void* to, const void* at, size_t bytes) {
   Lock lock(world().mutex);
   memcpy(to, reach(at), bytes);
@@ -221,43 +206,9 @@ TEST void hostile_read(void* to, const void* at, size_t bytes) {
 TEST int hostile_synchronize(int ordinal) {
   Lock lock(world().mutex);
   Device& device = *device_at(ordinal);
-  const int result = wait_for(lock, device, nullptr, "a device-wide synchronisation");
+  const int result = wait_for(lock, device, "a device-wide synchronisation");
   if (result == 0) seen_idle(device);
   return result;
-}
-
-// Work on the device that waits until `key` is signalled; rule 1 has none of it.
-TEST void hostile_outside(int ordinal, void* stream, const char* key, const char* label) {
-  Lock lock(world().mutex);
-  Stream& on = stream_at(ordinal, stream);
-  Op op;
-  op.kind = Op::Kind::outside;
-  op.what = label;
-  op.key = key;
-  op.stream = &on;
-  if (world().settings.strict && world().signalled.count(key) == 0) {
-    finding("rule 1: " + in_words(op) + " waits for \"" + key + "\", which has not happened yet");
-    world().signalled[key] = true;  // reported once; the case goes on without the wait
-    world().signalled[key] = true;  // reported once; the case goes on without the wait
-  }
-  called(lock, *on.device, "a launch");
-  issue(on, std::move(op));
-}
-
-// Work on the device after which `key` is signalled, as a send of NCCL's.
-TEST void hostile_signals(int ordinal, void* stream, const char* key, const char* label) {
-  Lock lock(world().mutex);
-  Stream& on = stream_at(ordinal, stream);
-  called(lock, *on.device, "a launch");
-  const std::string name = key;
-  Op op;
-  op.kind = Op::Kind::kernel;
-  op.what = label;
-  op.ends = [name] {
-    world().signalled[name] = true;
-    world().signallers.erase(name);
-  };
-  world().signallers[name] = issue(on, std::move(op));
 }
 
 // A part of a collective: it is over when all members' have begun. `members`: threads' names, with
@@ -301,64 +252,16 @@ TEST void hostile_waiting(const char* key) {
   if (*key != 0 && world().resting) world().work.notify_all();
 }
 
-// The thread of that name will signal `key`.
+// The thread of that name will send the message `key`.
 TEST void hostile_promise(const char* key, const char* thread) {
   Lock lock(world().mutex);
   world().promised[key] = thread;
 }
 
-TEST void hostile_signal(const char* key) {
+// Plant a fault: this call returns at once and waits for nothing, or says that all is over.
+TEST void hostile_lose(const char* call) {
   Lock lock(world().mutex);
-  world().signalled[key] = true;
-  world().changed.notify_all();
-  world().work.notify_all();
-}
-
-// This thread waits for `key`; 0 when it came, else a CUDA error.
-TEST int hostile_await(const char* key, double seconds) {
-  Lock lock(world().mutex);
-  Thread& me = this_thread();
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  me.awaits = key;
-  int result = 0;
-  if (world().signalled.count(key) == 0) {
-    const std::string found = circle(me);
-    if (!found.empty()) {
-      finding("deadlock: " + found);
-      world().failed = true;
-      world().changed.notify_all();
-      world().work.notify_all();
-  world().work.notify_all();
-    }
-  }
-  const bool came = world().changed.wait_until(lock, until, [&] {
-    return world().failed || world().signalled.count(key) != 0;
-  });
-  if (!came) finding("stuck: " + me.name + " waits for \"" + key + "\"; " + all_waits());
-  if (world().signalled.count(key) == 0) result = 702;
-  me.awaits.clear();
-  return result;
-}
-
-// Plant a fault: every copy goes to a stream that nobody waits for.
-TEST void hostile_stray_copies(int on) {
-  Lock lock(world().mutex);
-  world().stray = on != 0;
-}
-
-// Until it is let go only waits move the device.
-TEST void hostile_hold(int on) {
-  Lock lock(world().mutex);
-  world().held = on != 0;
-  world().changed.notify_all();
-  world().work.notify_all();
-}
-
-TEST size_t hostile_order(char* out, size_t room) {
-  Lock lock(world().mutex);
-  std::string text;
-  for (auto& one : world().order) text += one + "\n";
-  return give(text, out, room);
+  world().lost = call;
 }
 
 // After `after` more of them all calls of this name fail with `code`; 0: none does.

@@ -47,7 +47,6 @@ OpRef issue(Stream& stream, Op op, const std::vector<Touch>& touches) {
   Device& device = *stream.device;
   op.stream = &stream;
   op.number = ++stream.count;
-  op.issued = now();
   op.clock = stream.clock;
   join(op.clock, device.host);
   // The legacy default stream and all blocking ones wait for each other.
@@ -69,9 +68,6 @@ OpRef issue(Stream& stream, Op op, const std::vector<Touch>& touches) {
   const auto made = std::make_shared<Op>(std::move(op));
   stream.last = made;
   device.queues[stream.queue].waiting.push_back(made);
-  if (!world().settings.hostile && !world().settings.timed) {
-    while (step(device)) {}
-  }
   if (world().resting) world().work.notify_all();
   return made;
 }

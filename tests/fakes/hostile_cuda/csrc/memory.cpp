@@ -201,14 +201,6 @@ std::string pinned_left(int device) {
   return std::to_string(count) + " pinned or registered buffers of " + std::to_string(bytes) + " bytes";
 }
 
-size_t device_bytes_held(const Device& device) {
-  size_t bytes = 0;
-  for (auto& [_, block] : blocks) {
-    if (block.place == Place::device && block.device == &device && block.live) bytes += block.bytes;
-  }
-  return bytes;
-}
-
 void fill(const void* at, size_t bytes, Poison poison) {
   words(at, bytes, [&](uint8_t* word) { memcpy(word, &poison, 8); });
 }

@@ -46,7 +46,6 @@ void* pin(Device& device, size_t bytes);
 bool add_registered(Device& device, void* at, size_t bytes);
 bool unpin(void* at, Place place, const char* call);
 std::string pinned_left(int device);
-size_t device_bytes_held(const Device& device);
 
 void fill(const void* at, size_t bytes, Poison poison);
 std::string poison_in(const void* at, size_t bytes);  // in words; empty: none

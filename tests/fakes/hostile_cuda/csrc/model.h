@@ -25,9 +25,8 @@ struct Device;
 struct Stream;
 
 struct Op {
-  // `outside`: it waits for what another process or rank does, which rule 1 forbids. `collective`:
-  // as NCCL's of a training, it is over when all its members' have begun.
-  enum class Kind { kernel, copy, record, wait, function, outside, collective };
+  // `collective`: as NCCL's of a training, it is over when all its members' have begun.
+  enum class Kind { kernel, copy, record, wait, collective };
   enum class State { queued, running, over };
 
   Kind kind;
@@ -37,10 +36,9 @@ struct Op {
   Clock clock;
   std::vector<std::shared_ptr<Op>> after;  // beside what is before it in its stream
   std::function<void()> begins, ends;
-  std::string key;          // of `outside`: what it waits for; of `collective`: which one it is
-  Nanoseconds lasts = 0;    // at least
+  std::string key;  // of `collective`: which one it is
   State state = State::queued;
-  Nanoseconds issued = 0, begun = 0, passed = 0;
+  Nanoseconds begun = 0, passed = 0;
 
   bool over() const { return state == State::over; }
 };
@@ -57,12 +55,10 @@ struct Stream {
   uint64_t count = 0;
   Clock clock;
   OpRef last, running;
-  Nanoseconds passed = 0;  // its last operation that is over
 };
 
 struct Queue {
   std::deque<OpRef> waiting;
-  Nanoseconds begun = 0;  // the last one that began
 };
 
 struct Touch {
@@ -83,7 +79,6 @@ struct Thread {
   std::string name;
   Device* device = nullptr;  // whose context is current
   bool trains = false;       // a test's: the product's own threads have others' work before them
-  bool in_function = false;  // it runs a host function
   const char* call = "";     // in which it is blocked
   OpRef blocked;
   std::string awaits;                   // a key
@@ -96,7 +91,6 @@ struct Device {
   std::deque<Stream> streams;  // the first is the legacy default one
   std::vector<Queue> queues;
   uint64_t calls = 0;
-  Stream* stray = nullptr;
   Clock host;  // what the host has seen to be over
   size_t collectives = 0;  // that are not over
   unsigned retained = 0;
@@ -116,34 +110,20 @@ struct Collective {
   size_t begun = 0;
 };
 
-struct Settings {
-  int devices = 1, queues = 8;
-  uint64_t seed = 0;
-  bool hostile = false;  // else every call runs what can run, in order
-  bool timed = false;    // operations last as long as they say, and begin as soon as they can
-  bool strict = true;    // an operation that waits for outside is a finding at once
-};
-
 struct World {
   std::mutex mutex;
   std::condition_variable changed;  // for threads of the host that wait
   std::condition_variable work;     // for the driver's own thread
   bool resting = false;             // it has nothing to do
-  Settings settings;
   std::deque<Device> devices;
   std::deque<Thread> threads;
-  std::map<std::string, bool> signalled;        // keys
-  std::map<std::string, OpRef> signallers;      // operations that will signal a key
-  std::map<std::string, std::string> promised;  // key: the thread that will signal it
+  std::map<std::string, std::string> promised;  // message: the thread that will send it
   std::map<std::string, Collective> collectives;
   std::map<const void*, std::string> sending;  // messages, by the memory that will be copied
   std::map<std::string, OpRef> sent;           // and by which copy they were; none: still to come
   std::vector<std::string> findings;
   bool failed = false;  // a deadlock was found, or a rank gave up: those that wait are let go
-  bool held = false;    // calls and quiet moments move nothing
-  std::vector<std::string> order;  // kernels, as they were over
-  bool stray = false;   // planted: copies go to a stream that nobody waits for
-  std::deque<OpRef> functions;  // host functions that are due
+  std::string lost;     // planted: the call that waits, or asks whether something is over, and does not
   std::map<std::string, std::pair<int, int>> failing;  // call: after so many of it, with this code
   // When kernels really ran, by device and name.
   std::map<std::pair<int, std::string>, std::pair<Nanoseconds, Nanoseconds>> spans;
@@ -173,8 +153,8 @@ void called(Lock& lock, Device& device, const char* call);  // what a call does 
 void start_driver_thread();
 void stop_driver_thread();
 
-// Blocks until `op`, or without one everything of the device, is over: 0, or a CUDA error.
-int wait_for(Lock& lock, Device& device, OpRef op, const char* call);
+// Blocks until everything of the device is over: 0, or a CUDA error.
+int wait_for(Lock& lock, Device& device, const char* call);
 
 // waits.cpp: who waits for whom, from `thread` back to it; empty without a circle.
 std::string circle(const Thread& thread, bool long_since = false);

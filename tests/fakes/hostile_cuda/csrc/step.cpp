@@ -25,33 +25,22 @@ constexpr int kLaunchTimeout = 702;
 std::unique_ptr<std::thread> driver;
 bool stopping;
 
-bool timed() { return world().settings.timed; }
-
 bool all_over(const Op& op) {
   return std::all_of(op.after.begin(), op.after.end(), [](auto& one) { return one->over(); });
 }
 
 bool may_end(const Op& op) {
-  switch (op.kind) {
-    // Once a deadlock was found it is dissolved, so that the case can end.
-    case Op::Kind::outside: return world().failed || world().signalled.count(op.key) != 0;
-    case Op::Kind::collective: {
-      const auto& one = world().collectives.at(op.key);
-      return world().failed || one.begun == one.members.size();
-    }
-    case Op::Kind::function: return false;  // the thread that runs it says so
-    default: return !timed() || now() >= op.begun + op.lasts;
-  }
+  if (op.kind != Op::Kind::collective) return true;
+  const auto& one = world().collectives.at(op.key);
+  // Once a deadlock was found it is dissolved, so that the case can end.
+  return world().failed || one.begun == one.members.size();
 }
 
 void end(const OpRef& op) {
-  const bool known = timed() && op->kind != Op::Kind::outside && op->kind != Op::Kind::function &&
-                     op->kind != Op::Kind::collective;
   if (op->ends) op->ends();
   if (op->kind == Op::Kind::collective) --op->stream->device->collectives;
   op->state = Op::State::over;
-  op->passed = known ? op->begun + op->lasts : now();
-  op->stream->passed = op->passed;
+  op->passed = now();
   op->begins = op->ends = nullptr;
   op->after.clear();
   if (op->stream->running == op) op->stream->running = nullptr;
@@ -63,11 +52,6 @@ void begin(Queue& queue) {
   queue.waiting.pop_front();
   op->state = Op::State::running;
   op->begun = now();
-  if (timed()) {  // as if the device had looked all the time
-    op->begun = std::max({op->issued, op->stream->passed, queue.begun});
-    for (auto& one : op->after) op->begun = std::max(op->begun, one->passed);
-  }
-  queue.begun = op->begun;
   if (op->begins) op->begins();
   if (op->kind == Op::Kind::record || op->kind == Op::Kind::wait) return end(op);
   op->stream->running = op;
@@ -76,9 +60,6 @@ void begin(Queue& queue) {
     world().work.notify_all();  // other devices' may end
     world().changed.notify_all();
   }
-  if (op->kind != Op::Kind::function) return;
-  world().functions.push_back(op);
-  world().work.notify_all();
 }
 
 struct Move {
@@ -102,35 +83,6 @@ std::vector<Move> moves(Device& device) {
   return found;
 }
 
-// When the first of those that run will be over; 0: none does.
-Nanoseconds due() {
-  Nanoseconds first = 0;
-  for (auto& device : world().devices) {
-    for (auto& stream : device.streams) {
-      if (!stream.running || stream.running->kind == Op::Kind::outside ||
-          stream.running->kind == Op::Kind::collective) {
-        continue;
-      }
-      const Nanoseconds at = stream.running->begun + stream.running->lasts;
-      if (first == 0 || at < first) first = at;
-    }
-  }
-  return first;
-}
-
-void run_function(Lock& lock) {
-  const OpRef op = world().functions.front();
-  world().functions.pop_front();
-  const auto function = op->ends;
-  op->ends = nullptr;
-  this_thread().in_function = true;
-  lock.unlock();
-  function();
-  lock.lock();
-  this_thread().in_function = false;
-  end(op);
-}
-
 void drive() {
   Lock lock(world().mutex);
   this_thread().name = "the driver's";
@@ -144,36 +96,15 @@ void drive() {
   };
   std::vector<uint64_t> seen;
   for (int busy = 0; !stopping;) {
-    if (!world().functions.empty()) {
-      run_function(lock);
-      continue;
-    }
     bool can = false;
-    if (world().held) {
-      rest();
-      continue;
-    }
     for (auto& device : world().devices) can = can || !moves(device).empty();
-    if (timed()) {
-      const Nanoseconds at = due();
-      if (can) {
-        for (auto& device : world().devices) while (step(device)) {}
-      } else if (at != 0) {
-        world().resting = true;
-        work.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
-        world().resting = false;
-      } else {
-        rest();
-      }
-      continue;
-    }
     if (!can) {
       rest();
       continue;
     }
     seen.clear();
     for (auto& device : world().devices) seen.push_back(device.calls);
-    work.wait_for(lock, kQuiet, [] { return stopping || !world().functions.empty(); });
+    work.wait_for(lock, kQuiet, [] { return stopping; });
     busy = (busy + 1) % kStubborn;
     for (size_t i = 0; i < world().devices.size() && i < seen.size(); ++i) {
       Device& device = world().devices[i];
@@ -206,26 +137,22 @@ void called(Lock& lock, Device& device, const char* call) {
   Thread& thread = this_thread();
   ++device.calls;
   ++thread.calls[call];
-  if (world().held) return;
-  if (!world().settings.hostile) {
-    while (step(device)) {}
-  } else if (device.pins_wait && kWaiting.count(call) != 0) {
-    wait_for(lock, device, nullptr, call);
+  if (device.pins_wait && kWaiting.count(call) != 0) {
+    wait_for(lock, device, call);
   } else if (device.chance() < device.synchronises) {
     // A thread that launches has what it needs before what it launches, and so may wait for all of
     // that at any call. Another one has not: a training's collectives are launched meanwhile.
     if (thread.trains || device.collectives == 0 || kWaiting.count(call) != 0) {
-      wait_for(lock, device, nullptr, call);
+      wait_for(lock, device, call);
     }
   } else if (device.chance() < device.moves) {
     for (int n = static_cast<int>(device.chance() * (device.steps + 1)); n > 0 && step(device);) --n;
   }
 }
 
-int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
+int wait_for(Lock& lock, Device& device, const char* call) {
   Thread& me = this_thread();
   const auto finished = [&] {
-    if (op) return op->over();
     for (auto& queue : device.queues) if (!queue.waiting.empty()) return false;
     for (auto& stream : device.streams) if (stream.running) return false;
     return true;
@@ -235,11 +162,8 @@ int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
   while (!finished() && result == 0) {
     if (step(device)) continue;
     std::vector<OpRef> left;  // each of them keeps it
-    if (op) left.push_back(op);
-    for (auto& stream : device.streams) if (!op && stream.running) left.push_back(stream.running);
-    for (auto& queue : device.queues) {
-      if (!op && !queue.waiting.empty()) left.push_back(queue.waiting.front());
-    }
+    for (auto& stream : device.streams) if (stream.running) left.push_back(stream.running);
+    for (auto& queue : device.queues) if (!queue.waiting.empty()) left.push_back(queue.waiting.front());
     me.call = call;
     std::string found;
     for (auto& one : left) {
@@ -254,8 +178,6 @@ int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
     }
     if (!found.empty()) {
       result = kLaunchTimeout;
-    } else if (const Nanoseconds at = timed() ? due() : 0; at != 0) {
-      world().changed.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
     } else if (world().changed.wait_until(lock, until) == std::cv_status::timeout) {
       finding(std::string("stuck for 60 s: ") + me.name + " in " + call + "; " + all_waits());
       result = kLaunchTimeout;

@@ -1,5 +1,5 @@
 // Who waits for whom: threads of the host for operations, operations for what is before them in a
-// stream, in a hardware queue or by an event, and for keys, which operations or threads will signal.
+// stream, in a hardware queue or by an event, and for messages, which threads will send.
 // Each waits for all of these, so that any circle is a deadlock.
 #include <algorithm>
 #include <set>
@@ -53,9 +53,7 @@ class Search {
     const auto words = in_words(one);
     return visit(&one, words, [&] {
       if (one.state == Op::State::running) {
-        if (one.kind == Op::Kind::collective) return collective(one, words);
-        if (one.kind != Op::Kind::outside) return false;
-        return through(words + ", which waits for \"" + one.key + "\" from", [&] { return key(one.key); });
+        return one.kind == Op::Kind::collective && collective(one, words);
       }
       const auto behind = [&](const Op& next, const std::string& why) {
         return through(words + ", which " + why, [&] { return op(next); });
@@ -108,11 +106,8 @@ class Search {
   }
 
   bool key(const std::string& name) {
-    if (world().signalled.count(name) != 0) return false;
     const auto sent = world().sent.find(name);
     if (sent != world().sent.end()) return sent->second && this->sent(*sent->second);
-    const auto signaller = world().signallers.find(name);
-    if (signaller != world().signallers.end()) return op(*signaller->second);
     const auto by = world().promised.find(name);
     return by != world().promised.end() && promised(by->second);
   }
