@@ -202,18 +202,6 @@ def test_without_torch_it_says_so():
     assert done.stderr == f"adaptra: error: {needs}\n"
 
 
-def test_without_the_engine_it_says_how_to_get_it():
-    program = """
-import sys
-sys.modules["megatron_adaptra.transport.engine._native"] = None
-from megatron_adaptra.cli.main import main
-sys.exit(main(["bench", "p2p"]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("adaptra: error: there is no engine to measure: it was not built")
-
-
 @pytest.mark.cold
 @built
 def test_a_rank_that_fails_says_why(monkeypatch):

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from commands import SMALL, over, process, strict, without_matplotlib
+from commands import SMALL, process, strict
 from pages import page, png_size, titles, words
 
 from megatron_adaptra.cli.tradeoff import default_budgets, delay_tolerance, slower
-from megatron_adaptra.files import MARKER
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.plan import make_plan
 
@@ -177,23 +176,3 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
     assert dots.count("adaptive") == 4  # two budgets in two charts
     assert dots.count("1f1b") == 1
     assert png_size(tmp_path / "new" / "compare.png")[0] > 1000
-
-
-def test_a_healthy_job_has_no_delay_to_hide(here, tmp_path):
-    pytest.importorskip("matplotlib")
-    words_ = (*SMALL, "--link-delay-ms", 0, "--budgets", "3,6", "--out", tmp_path)
-    assert here.json("compare", *words_)["delay_tolerance"] == {}
-    assert "How much delay" not in words(page(tmp_path / "compare.html"))
-
-
-@pytest.mark.long
-def test_without_matplotlib_the_page_is_written(tmp_path):
-    small = over(*SMALL, "--stages", 2, "--microbatches", 4, "--link-delay-ms", 20)
-    done, printed = without_matplotlib("compare", *small, "--budgets", "3", "--out", tmp_path)
-    assert done.returncode == 0
-    lines = [line for line in done.stderr.splitlines() if " so far)" not in line]
-    assert lines == [f"adaptra: {printed}"]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        MARKER, "compare.json", "compare.html",
-    }  # fmt: skip
-    assert "compare.png" not in done.stdout

@@ -90,22 +90,6 @@ def test_one_of_several(here, profile):
     assert "it picks a job of --profile FILE" in refused(*FLAGS, "--name", "slow")
 
 
-def test_every_key_of_a_profile_counts(here, profile):
-    def predicted(**more):
-        path = profile({**JOB, **more})
-        return here.json("plan", "--policy", "1f1b", "--profile", path)["predicted_ms"]
-
-    base = predicted()
-    assert predicted(optimizer_ms=30) == pytest.approx(base + 30)
-    assert predicted(return_delay_ms=0) < base
-    assert predicted(message_bytes=1000, link_bandwidth=[1e9, 1e9, 2e4]) > base
-    assert predicted(message_bytes="1kB", link_bandwidth=[1e9, 1e9, "20kB/s"]) > base
-    assert predicted(message_bytes="1kB", port_bandwidth=[1e9, 1e9, 1e9, "20kB/s"]) > base
-    assert predicted(message_bytes=1000) == base
-    assert predicted(chunks=1, recompute=False, name="x", published_plan_ms=3) == base
-    assert predicted(split=False, link_jitter=0.2) == base
-
-
 def test_every_flag_counts(here):
     def predicted(*words):
         return here.json("plan", *FLAGS, "--policy", "1f1b", *words)["predicted_ms"]
@@ -131,22 +115,6 @@ def test_stock_with_chunks_is_megatrons_interleaved_schedule(here):
     # Megatron refuses a number of microbatches that the stages do not divide.
     line = here.refused("plan", *chunks, "--microbatches", 11)
     assert line.startswith("--microbatches 11: ")
-
-
-def test_the_link_from_the_last_stage_to_the_first(here):
-    def predicted(delays):
-        words = ("--chunks", 2, "--policy", "interleaved", "--link-delay-ms", delays)
-        return here.json("plan", *FLAGS, *words)["predicted_ms"]
-
-    assert predicted("0,0,0") == predicted("0,0,0,0") < predicted("0,0,0,60")
-    assert predicted("20,20,20") < predicted("20") == predicted("20,20,20,20")
-
-
-def test_a_return_delay_of_its_own(here):
-    both = here.json("plan", *FLAGS, "--policy", "warmup")
-    down = here.json("plan", *FLAGS, "--policy", "warmup", "--return-delay-ms", "0")
-    assert down["predicted_ms"] == pytest.approx(both["predicted_ms"] - 60)
-    assert "3->2" not in down["why"]
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate", "draw"])

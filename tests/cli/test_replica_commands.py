@@ -173,26 +173,18 @@ def test_a_saved_plan_is_replayed(here, plan_file, tmp_path, form):
     assert list(rows(out)) == [name + ", 2x slow" * (name == "0.1") for name in NAMES]
 
 
-def test_a_plan_that_uses_a_dead_worker_is_refused(here, plan_file):
+def test_a_plan_for_another_job_is_refused(here, plan_file, tmp_path):
     path = plan_file(*SLOW)
     line = here.refused("simulate", "--schedule", path, *TIMES, "--failed", "2.0")
     assert line.endswith("it cannot run: worker 2.0 is dead, and has work there")
-
-
-def test_a_plan_of_other_replicas_is_refused(here, plan_file, tmp_path):
-    path = plan_file(*SLOW)
+    words = ("simulate", "--schedule", path, *TIMES, "--slow", "0.1:2x")
+    assert "it cannot run: " in here.refused(*words, "--worker-budget", "1.0:1")
     line = here.refused("simulate", "--schedule", path, *TIMES, "--replicas", 2)
     assert line.endswith("it has 3 replicas, the job has 2")
     one = tmp_path / "one.json"
     one.write_text(json.dumps({"stages": [["F0", "B0"]]}))
     line = here.refused("simulate", "--schedule", one, *TIMES, "--replicas", 2)
     assert line.endswith("it has 1 replicas, the job has 2")
-
-
-def test_a_plan_that_needs_more_memory_is_refused(here, plan_file):
-    path = plan_file(*SLOW)
-    words = ("simulate", "--schedule", path, *TIMES, "--slow", "0.1:2x")
-    assert "it cannot run: " in here.refused(*words, "--worker-budget", "1.0:1")
 
 
 def test_a_move_by_name(here):

@@ -87,10 +87,3 @@ def test_files(run, tmp_path):
     assert "1F1B, measured: 1102" in " ".join(titles(root))
     assert "ReSchedule measured" in words(root)
     assert png_size(tmp_path / "reproduce.png")[0] > 1000
-
-
-def test_a_profile_that_is_not_there(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        reproduce.main(["--name", "single-70B"])
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "--name 'single-70B': one of increasing-delay-14B-6_7-" in line

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from fitting_engine import SOURCES, definitions, places, texts, tokens
 
 FAULTS = Path(__file__).with_name("sentinels.yaml")
-PACKAGE = "megatron_adaptra"
+PACKAGE, SOURCES = "megatron_adaptra", Path("csrc") / "rdma_offload"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -59,23 +59,20 @@ def changed(fault: Fault, root: Path) -> tuple[Path, str]:
 
 
 def _changed_engine(fault: Fault, root: Path) -> tuple[Path, str]:
-    texts_of = {path: path.read_text() for path in sorted((root / SOURCES).rglob("*.cpp"))}
+    """A function of the engine ends with the first brace that stands where its lines begin."""
+    body = re.compile(rf"^\S[^\n;]*\b{fault.where}\(.*?^}}", re.DOTALL | re.MULTILINE)
     found = [
-        (path, scope)
-        for path, text in texts_of.items()
-        for scope in definitions(fault.where, tokens(text))
+        (path, match)
+        for path in sorted((root / SOURCES).rglob("*.cpp"))
+        for match in body.finditer(path.read_text())
     ]
-    path, scope = _only(fault, found, root, str(SOURCES))
-    find = texts(tokens(fault.find))
-    if find == texts(tokens(fault.put)):
+    path, match = _only(fault, found, root, str(SOURCES))
+    if fault.find.split() == fault.put.split():
         raise Misfit("`find` and `put` are the same code")
-    hits = places(find, scope)
-    _counted(fault, len(hits))
-    text = texts_of[path]
-    for hit in reversed(hits):
-        begin, end = scope[hit].begin, scope[hit + len(find) - 1].end
-        text = text[:begin] + fault.put + text[end:]
-    return path, text
+    code = re.compile(r"\s+".join(map(re.escape, fault.find.split())))
+    _counted(fault, len(code.findall(match.group())))
+    changed = code.sub(lambda _: fault.put, match.group())
+    return path, match.string[: match.start()] + changed + match.string[match.end() :]
 
 
 def _only(fault: Fault, found: list[tuple[Path, Any]], root: Path, within: str) -> tuple[Path, Any]:

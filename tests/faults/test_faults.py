@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fitting import Fault, Misfit, changed, load
-from fitting_engine import SOURCES
+from fitting import SOURCES, Fault, Misfit, changed, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = load()
@@ -91,7 +90,6 @@ def test_statements_in_a_row(root):
         ({"where": "Box.close"}, "no file"),
         ({"find": "self.outside[key]"}, "stands 0 times in Box.open, not 1"),
         ({"find": "key", "put": "lock"}, "stands 2 times"),
-        ({"find": "self.inside[key"}, "cannot be parsed"),
         ({"put": "self.inside[ key ]"}, "are the same code"),
     ],
 )
@@ -107,56 +105,34 @@ def test_a_function_that_is_there_twice_is_refused(root):
 
 
 ENGINE = """
-namespace {
 double least(double a) { return std::min(a, 0.0); }  // Box::open() {
-}  // namespace
 
-Box::Box(const Device& device)
-    : keys_{1, 2}, open_(device.box != nullptr && Box::open(keys_)) {}
-Box::~Box() {
-  if (open_) close(Box::open(0));
-}
-
+Box::Box(const Device& device) { open_ = Box::open(keys_); }
 bool Box::open(Keys keys) const {
-  // return keys.size() > 1e-6;
+  if (keys.empty()) {
+    return true;
+  }
   return keys.size() >
          1e-6;
 }
+
+void Box::close() { Box::open(1e-6); }
 """
 
 
-@pytest.fixture
-def engine(tmp_path):
-    (tmp_path / SOURCES / "gpu").mkdir(parents=True)
-    (tmp_path / SOURCES / "gpu" / "box.cpp").write_text(ENGINE)
-    return tmp_path
-
-
-def test_code_of_the_engine_is_found_however_it_is_written(engine):
-    one = fault("Box::open", "return keys.size()>1e-6;", "return true;")
-    path, text = changed(one, engine)
-    assert path.name == "box.cpp"
-    before, _, after = ENGINE.partition("  return keys.size() >\n         1e-6;")
-    assert text == before + "  return true;" + after
-
-
-@pytest.mark.parametrize(
-    ("where", "find", "put"),
-    [("Box::Box", "{1, 2}", "{1}"), ("Box::~Box", "close(Box::open(0))", "(void)open_")],
-)
-def test_constructors_and_destructors_of_the_engine(engine, where, find, put):
-    _, text = changed(fault(where, find, put), engine)
-    assert text == ENGINE.replace(find, put)
-
-
-@pytest.mark.parametrize(
-    ("where", "find", "words"),
-    [
-        ("Box::close", "1", "Box::close has to be found once in csrc/rdma_offload; it is in no"),
+def test_code_of_the_engine_is_found_where_lines_are_broken_otherwise(tmp_path):
+    box = tmp_path / SOURCES / "gpu" / "box.cpp"
+    box.parent.mkdir(parents=True)
+    box.write_text(ENGINE)
+    path, text = changed(fault("Box::open", "return keys.size() > 1e-6;", "return true;"), tmp_path)
+    assert path == box
+    before, _, after = ENGINE.partition("return keys.size() >\n         1e-6;")
+    assert text == before + "return true;" + after
+    for where, find, words in (
+        ("Box::shut", "1", "Box::shut has to be found once in csrc/rdma_offload; it is in no"),
         ("Box::open", "1e-7", "`1e-7` stands 0 times in Box::open, not 1"),
+        ("Box::open", "return", "stands 2 times"),
         ("Box::open", "None", "are the same code"),
-    ],
-)
-def test_what_does_not_fit_the_engine_is_named(engine, where, find, words):
-    with pytest.raises(Misfit, match=words):
-        changed(fault(where, find), engine)
+    ):
+        with pytest.raises(Misfit, match=words):
+            changed(fault(where, find), tmp_path)

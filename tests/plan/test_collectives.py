@@ -15,6 +15,12 @@ from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.sharded import (
+    direct_all_gather,
+    direct_reduce_scatter,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
 from megatron_adaptra.plan.collectives.stragglar import stragglar
 
 sizes = st.integers(0, 60)
@@ -49,12 +55,21 @@ def test_every_rank_has_the_sum(plan, elements, seed):
     assert run_in_memory(plan, buffers, seed) == [sums] * plan.ranks
 
 
-@given(plans(), st.data())
+halves = st.builds(
+    lambda build, ranks, cut: build(ranks, cut),
+    st.sampled_from(
+        [direct_reduce_scatter, ring_reduce_scatter, direct_all_gather, ring_all_gather]
+    ),
+    st.integers(1, 17), st.integers(1, 5),
+)  # fmt: skip
+
+
+@given(plans() | halves, st.data())
 def test_a_plan_without_one_of_its_messages_is_refused(plan, data):
     """The send, and its share of the receive, are gone: each message of these plans is needed."""
     order = without_one_message(plan, data)
     with pytest.raises(BadInput, match="collective plan"):
-        CollectivePlan(order, plan.weights)
+        CollectivePlan(order, plan.weights, goal=plan.goal)
 
 
 @given(plans(), sizes, seeds)

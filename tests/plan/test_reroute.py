@@ -10,13 +10,12 @@ import pytest
 from processes_alike import printed
 from replica_cases import OPTIMA, small_job
 
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.replicas.alone import alone
-from megatron_adaptra.plan.replicas.chains import own_chains, swapped_chains
+from megatron_adaptra.plan.replicas.chains import swapped_chains
 from megatron_adaptra.plan.replicas.list_schedule import Workers
 from megatron_adaptra.plan.replicas.shares import reassigned
 from megatron_adaptra.plan.reroute import Move, ReplicaPlan, plan_replicas
@@ -100,14 +99,6 @@ def on_cores(c: ReplicaConditions, cores: float, **more: object) -> ReplicaCondi
     """The same with so many cores for all workers."""
     pipeline = replace(c.pipeline, cores=cores / c.replicas)
     return replace(c, pipeline=pipeline, **more)  # type: ignore[arg-type]
-
-
-def test_with_a_core_per_worker_the_plan_is_that_of_a_device_each():
-    c = job(2, 2, 6, 2, slow={3: 2.5})
-    plan, enough = planned(c)[0], planned(on_cores(c, 4, core_share={3: 0.4}))[0]
-    assert enough.moves == plan.moves
-    assert (enough.schedule, enough.predicted) == (plan.schedule, plan.predicted)
-    assert enough.lower_bound == plan.lower_bound
 
 
 def test_where_cores_are_shared_a_suspended_worker_leaves_its_core_to_its_peer():
@@ -255,13 +246,6 @@ def test_reassigned_gives_each_its_share():
     assert gaps == [1, 4, 6]  # spread over what worker 0 has
 
 
-def test_chains_gather_slow_workers():
-    c = job(2, 3, 4, 0, slow={0: 2.0, 4: 2.0})
-    chains = list(swapped_chains(c))
-    assert own_chains(c) == [[0, 1, 2], [3, 4, 5]]
-    assert chains == [[[0, 4, 2], [3, 1, 5]]]
-
-
 def test_chains_keep_their_own_where_all_paths_are_equal():
     assert list(swapped_chains(job(3, 3, 4, 0))) == []
 
@@ -271,8 +255,3 @@ def test_a_dead_worker_is_in_no_route():
     for move in planned(c)[1].values():
         assert not move.schedule.order[1]
         assert sum(map(len, move.schedule.order)) == Workers(c).ops
-
-
-def test_nobody_left_is_refused():
-    with pytest.raises(BadInput, match="nobody is left for stage 1"):
-        job(2, 2, 4, 0, failed=frozenset([1, 3]))

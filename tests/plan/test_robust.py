@@ -66,12 +66,6 @@ def test_published_profiles():
     assert fmean(gains.values()) > 0.005, gains
 
 
-@pytest.mark.long
-def test_a_published_profile_in_little_memory():
-    c = published("single-7B-2_3-30ms")
-    assert gain(replace(c, activation_budget=(4.0,) * 4)) >= -1e-9
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_random_jobs(seed):
     sends = SENDS[seed % 2]

@@ -133,35 +133,6 @@ def test_the_local_search_finds_what_trying_all_finds(seed):
     assert climbed[:2] == best[:2]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_local_search_is_not_beaten_by_annealing(seed):
-    rng = random.Random(seed)
-    budget = rng.choice([(), (rng.randint(8, 20),) * 8])
-    c = random_conditions(rng, 8, 24, activation_budget=budget)
-    search = DepthSearch(c, "eager")
-    assert not search.small or budget
-    found = search.rank(search.run())
-    assert found[0] <= search.quanta(annealed(rng, c, search.caps, tries=1500))
-
-
-def annealed(rng: random.Random, c: Conditions, caps, tries: int) -> float:
-    clock = WarmupClock(c)
-    here = caps
-    now = best = clock.seconds(here)
-    for i in range(tries):
-        first, last = sorted((rng.randrange(c.stages), rng.randrange(c.stages)))
-        step = rng.choice([-2, -1, 1, 2])
-        there = tuple(d + step * (first <= s <= last) for s, d in enumerate(here))
-        ordered = all(a >= b for a, b in pairwise(there))
-        if not ordered or there[-1] < 1 or any(d > cap for d, cap in zip(there, caps, strict=True)):
-            continue
-        t = clock.seconds(there)
-        if t <= now or rng.random() < math.exp((now - t) / (0.03 * now * (1 - i / tries))):
-            here, now = there, t
-        best = min(best, t)
-    return best
-
-
 KNOWN = {22: 784, 53: 1002, 471: 705, 565: 1200, 570: 1472, 704: 1937, 1047: 1025}  # seconds
 
 
