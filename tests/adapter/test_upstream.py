@@ -15,7 +15,7 @@ import pytest
 from processes import outliving
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent / "upstream")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "megatron_lm_upstream")]
 
 from make_patches import release  # noqa: E402
 from megatron_lm_rows import pythons_for  # noqa: E402

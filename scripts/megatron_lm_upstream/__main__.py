@@ -1,4 +1,6 @@
-"""python table.py CHECKOUT LENDER FOLDER: run upstream's tests, and print what came of them.
+"""Run Megatron-LM's own tests of pipelines, and print what came of them.
+
+python scripts/megatron_lm_upstream CHECKOUT LENDER FOLDER
 
 FOLDER is made; it keeps the logs of all ranks. LENDER: a checkout of 0.19 or newer, see ranks.py.
 """
@@ -11,7 +13,7 @@ from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from make_patches import release  # noqa: E402
