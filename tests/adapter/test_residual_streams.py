@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from patience import decided
 from running import zygote
-from test_checkouts import CHECKOUTS, NAME
 from trainings import (
     FLAGS,
     ITERATIONS,
@@ -28,6 +28,8 @@ from megatron_lm_process import build_helpers, environment
 
 pytestmark = [needs_training, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("streams_pretrain.py")
+NAME = "ADAPTRA_MEGATRON_LM"
+CHECKOUTS = [folder for folder in os.environ.get(NAME, "").split(":") if folder]
 
 
 def train(folder: Path, kind: str, ranks: int, *flags: str) -> Done:
