@@ -159,13 +159,6 @@ def test_page_and_picture_show_one_reduction_native_and_ours(tmp_path: Path) -> 
     assert "One reduction" not in report_html(replace(report, reduction=None))
 
 
-def test_what_is_missing_in_a_decision_leaves_no_trace() -> None:
-    page = report_html(sample_report(all_reduces=[{}, None, {"iteration": 3, "why": "<b>"}]))
-    assert "&lt;b&gt;" in page
-    assert "None" not in page
-    assert "Reductions of gradients" not in report_html(sample_report(all_reduces=[]))
-
-
 def test_a_group_that_stays_with_native_has_a_sentence(tmp_path: Path) -> None:
     made = voted(tmp_path / "log", min_gain=0.9)
     assert made.decisions == []

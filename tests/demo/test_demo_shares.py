@@ -111,13 +111,6 @@ def test_page_picture_and_table_show_what_was_decided(tmp_path: Path) -> None:
     assert "One iteration of all replicas" not in report_html(replace(report, shared=None))
 
 
-def test_what_is_missing_in_a_decision_leaves_no_trace() -> None:
-    page = report_html(sample_report(shares=[{}, None, {"iteration": 3, "why": "<b>"}]))
-    assert "&lt;b&gt;" in page
-    assert "None" not in page
-    assert "Shares of microbatches" not in report_html(sample_report(shares=[]))
-
-
 def test_other_counts_explain_other_bits_but_not_other_losses() -> None:
     digests = [{"stock": "a", "adaptra": "b"}]
 

@@ -1,7 +1,6 @@
 """scripts/test_megatron_lm.sh: says at once why a row failed, and leaves nothing when it is ended.
 
-The checkouts here hold only what the script looks at;
-tests/adapter/test_checkouts.py trains real ones.
+The checkouts here hold only what the script looks at.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def incomplete() -> Iterator[tuple[str, Report]]:
     yield "no replans", sample_report(replans=[])
     yield "broken memory", sample_report(memory={"budget": [None, "x"], "measured_peak": 3})
     yield "bare replan", sample_report(replans=[{"iteration": 3}, {}, None])
+    bare = [{}, None, {"iteration": 3, "why": "<b>"}]
+    yield "bare decisions", sample_report(all_reduces=bare, shares=bare)
 
 
 INCOMPLETE = dict(incomplete())

@@ -21,7 +21,7 @@ from megatron_adaptra.adapter.compat.profiles import NEWEST
 from megatron_adaptra.processes import die_with_parent
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 STOCK = "stock"
 ARMS: dict[str, dict[str, Any] | None] = {  # the plugin's settings
     STOCK: None,
