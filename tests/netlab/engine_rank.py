@@ -1,6 +1,7 @@
 """One of two ranks, each a host: 200 messages of 1 MiB both ways, and in the middle a fault.
 
-Takes JSON: `folder` (of the rendezvous), `timeouts` by rank, `count` of messages, and of the fault
+Takes JSON: `folder` (of the rendezvous), `timeouts` by rank, `count` of messages, seconds of
+`silence` after which a path is given up, and of the fault
 `rank`, `what` (down, stop, kill, loss, hole, or flap) and `seconds`. Says in JSON what has arrived,
 what has failed, and what was recorded.
 """
@@ -98,7 +99,8 @@ def main(job: dict[str, Any]) -> None:
     rendezvous = FolderRendezvous(Path(job["folder"]))
     here, timeout = os.environ["HOST_IP"], job["timeouts"][me]
     log = Path(job["folder"]) / "connections.jsonl"
-    endpoint = Endpoint(me, here, f"host {me}", rendezvous, timeout, log)
+    silence = job["silence"]
+    endpoint = Endpoint(me, here, f"host {me}", rendezvous, timeout, log, silence=silence)
     endpoint.connect([peer], 60)
     engine = endpoint.engine
     got = [bytearray(SIZE) for _ in range(count)]

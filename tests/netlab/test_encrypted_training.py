@@ -17,8 +17,6 @@ from megatron_adaptra.transport.engine.handshake import VERSION, Kind
 HELLO = re.compile(rb"adaptra\n" + re.escape(VERSION.to_bytes(2, "little")) + rb"(.)\0", re.DOTALL)
 FRAME = re.compile(rb"\xa1\xad\x01[\0\1]...\0", re.DOTALL)  # the begin of a piece of a message
 
-pytestmark = pytest.mark.parametrize("shaper", ["relay"], indirect=True)
-
 
 @pytest.mark.trains
 @pytest.mark.cold

@@ -88,9 +88,8 @@ else:
 
 def flood(shaper: str, count: int, gap: float, link: str) -> list[int]:
     """Which packets have come, in this order."""
-    variables = ["env", f"COUNT={count}", f"GAP={gap}"]
-    words = ["run", "--shaper", shaper, "--no-measure", "--link", link, "--"]
-    done = lab(*words, *variables, sys.executable, "-c", FLOOD)
+    words = ["run", "--shaper", shaper, "--no-measure", "--link", link, "--", "env"]
+    done = lab(*words, f"COUNT={count}", f"GAP={gap}", sys.executable, "-c", FLOOD)
     assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.removeprefix("[1] ").split()]
 
@@ -144,14 +143,11 @@ def test_a_scenario_file(tmp_path):
     ("words", "message"),
     [
         (["run", "--link", "0-1:4ms"], "COMMAND"),
-        (["run", "--hosts", "2", "--", ""], "COMMAND"),
         (["run", "--host", "2", "--", "true"], "--host"),
-        (["run", "--hosts", "1", "--", "true"], "--hosts"),
         (["run", "--hosts", "2", "--link", "0-5:4ms", "--", "true"], "0-5"),
         (["run", "nowhere.yaml", "--", "true"], "nowhere.yaml"),
         (["run", "--hosts", "0", "--", "true"], "--hosts"),
         (["run", "--timeout", "nan", "--", "true"], "--timeout"),
-        (["run", "--timeout", "0", "--", "true"], "--timeout"),
     ],
 )
 def test_bad_input(words, message):
@@ -213,6 +209,7 @@ def test_hosts_without_slow_links_need_no_netem():
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("shaper", ["relay", "netem"], indirect=True)
 def test_links_do_what_was_asked(shaper):
     done = lab(
         "measure", "--shaper", shaper, "--link", "0-1:30ms", "--link", "1>2:10ms,jitter=3ms",
@@ -235,16 +232,6 @@ def test_links_do_what_was_asked(shaper):
     assert links["2>0"]["loss"] > 0
     assert done.returncode in (0, 1)
     assert "2>0" in done.stderr
-
-
-@pytest.mark.long
-def test_a_command_on_every_host_across_a_slow_link(shaper):
-    words = ["--shaper", shaper, "--hosts", "3", "--link", "0-2:150ms"]
-    done = lab("run", *words, "--", *ECHO)
-    assert done.returncode == 0, done.stderr
-    assert min(echoes(done.stdout, 2)) >= 300  # the first link is slow both ways
-    assert min(echoes(done.stdout, 1)) < min(echoes(done.stdout, 2)) / 2
-    assert "packets" in done.stderr
 
 
 def test_a_throttled_link_queues_a_second_of_traffic(shaper):
@@ -285,11 +272,9 @@ def test_a_link_that_is_slow_for_a_while(shaper, unit, monkeypatch):
 def test_the_worst_status_is_the_labs(shaper):
     run = ["run", "--shaper", shaper, "--hosts", "2", "--"]
     done = lab(*run, "sh", "-c", "exit $HOST_INDEX")
-    assert done.returncode == 1
-    assert "ended with 1 on host 1" in done.stderr
+    assert (done.returncode, "ended with 1 on host 1" in done.stderr) == (1, True)
     done = lab(*run, "no-such-program")
-    assert done.returncode == 127
-    assert "no-such-program" in done.stdout
+    assert (done.returncode, "no-such-program" in done.stdout) == (127, True)
 
 
 def test_words_and_variables_of_a_host(shaper):
@@ -301,21 +286,13 @@ def test_words_and_variables_of_a_host(shaper):
     ]
 
 
-def test_an_environment_of_a_megabyte(shaper):
-    many = {f"BIG{number}": 10_000 * "x" for number in range(100)}
-    words = ["run", "--shaper", shaper, "--hosts", "2", "--", "sh", "-c", "echo ${#BIG99}"]
-    done = lab(*words, env={**os.environ, **many})
-    assert sorted(done.stdout.splitlines()) == ["[0] 10000", "[1] 10000"]
-
-
 @pytest.mark.root
-@pytest.mark.parametrize("path", ["", ".", ":/usr/bin"])
-def test_programs_of_the_current_folder_are_not_run(tmp_path, path):
+def test_programs_of_the_current_folder_are_not_run(tmp_path):
     for program in ("ip", "tc"):
         (tmp_path / program).write_text(f"#!/bin/sh\necho > {tmp_path}/ran\n")
         (tmp_path / program).chmod(0o755)
     words = ["run", "--shaper", "netem", "--hosts", "2", "--", "/bin/true"]
-    lab(*words, cwd=tmp_path, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)})
+    lab(*words, cwd=tmp_path, env={**os.environ, "PATH": ":/usr/bin", "PYTHONPATH": str(ROOT)})
     assert not (tmp_path / "ran").exists()
 
 
@@ -351,14 +328,12 @@ def test_a_command_and_its_files_are_of_the_user_who_called_sudo(shaper):
 
 
 @pytest.mark.root
-def test_results_of_a_demo_in_a_laboratory_are_given_to_who_called_sudo(tmp_path, monkeypatch):
+def test_results_are_given_to_who_called_sudo(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
     nobody = pwd.getpwnam("nobody")
-    give(tmp_path)
-    assert tmp_path.stat().st_uid == 0
-    monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
-    monkeypatch.setenv("SUDO_GID", str(nobody.pw_gid))
+    for name, number in (("SUDO_UID", nobody.pw_uid), ("SUDO_GID", nobody.pw_gid)):
+        monkeypatch.setenv(name, str(number))
     give(tmp_path)
     assert (tmp_path.stat().st_uid, tmp_path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
 

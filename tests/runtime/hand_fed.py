@@ -41,22 +41,28 @@ class Truth:
 
     `wire`: a message of ours, beyond its delay. `slow`: delays of links. `pace`: a factor of all
     ops. `hidden`: what our messages hold up each op, between two ops, where nothing measures it.
+    `only`: links are slow for Megatron's own messages alone (True), or for ours alone (False).
     """
 
     wire: float
     slow: Mapping[tuple[int, int], float] = field(default_factory=dict)
     pace: float = 1.0
     hidden: float = 0.0
+    only: bool | None = None
+
+    def delay(self, link: tuple[int, int], own: bool) -> float:
+        """That a link has for ours, or for Megatron's `own` messages."""
+        return 0.0 if self.only == (not own) else self.slow.get(link, 0.0)
 
     def conditions(self, own: bool) -> Conditions:
         """For ours, or for Megatron's `own` messages."""
         forward, backward = self.pace * FORWARD, self.pace * BACKWARD
         if own:
-            links = {link: LinkState(NCCL + self.slow.get(link, 0.0)) for link in LINKS}
+            links = {link: LinkState(NCCL + self.delay(link, own)) for link in LINKS}
         else:
             forward, backward = forward + self.hidden, backward + self.hidden
             rate = MESSAGE / self.wire
-            links = {link: LinkState(SMALL + self.slow.get(link, 0.0), rate) for link in LINKS}
+            links = {link: LinkState(SMALL + self.delay(link, own), rate) for link in LINKS}
         half = (backward / 2,) * STAGES
         return Conditions(
             COUNT, (forward,) * STAGES, half, half, links, message_bytes=MESSAGE, split=False
@@ -77,7 +83,7 @@ class Truth:
         for record in out:
             for source, target in LINKS:
                 if target == record.stage:
-                    least = SMALL + self.slow.get((source, target), 0.0)
+                    least = SMALL + self.delay((source, target), False)
                     record.probed.append((source, _probe(NBYTES, least)))
                     due = iteration < FIRST or iteration % round(1 / SHARE / COUNT) == 1
                     if schedule.stock and due:

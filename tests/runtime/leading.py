@@ -13,13 +13,11 @@ from typing import Any
 import torch.distributed as dist
 from patience import PATIENCE
 from runtime.pipeline import on_threads, schedule
-from telemetry.records import job, record, stock, stock_records
+from telemetry.records import record
 from transport.loopback import LoopbackNetwork
 
-from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
-from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
@@ -30,7 +28,6 @@ from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import Memory, StageReport
 
@@ -121,8 +118,6 @@ def drive(
     store: dist.Store | None = None,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
-    theirs: Delays | None = None,
-    longer: float = 1.0,
     record_at: Path | None = None,
     **estimate: Any,
 ) -> Run:
@@ -134,16 +129,12 @@ def drive(
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `store`: torch's; one that works
     where none is given. `memory`: what every stage
-    measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
-    the links for Megatron's own messages, with which the training begins then; `delays` are for
-    ours and for probes, and our iterations take `longer` than their ops and messages would, by this
-    factor. `record_at`: of the run's record.
+    measures from its second iteration on; `estimate`: more arguments of the Estimator. `record_at`:
+    of the run's record.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
-    if theirs is not None:
-        start = over_own_messages(start)
     store = dist.HashStore() if store is None else store
     barrier = threading.Barrier(members)
     leaders: list[Leader] = []
@@ -183,14 +174,6 @@ def drive(
                 sources = {s: d for s, d in sources.items() if 0 <= s < stages}
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
                 done = record(stage, iteration, sources, **costs)
-                if theirs is not None and not ran[-1].stock:  # as long as it would really take
-                    truth = job(now, stages, **costs)
-                    seconds = simulate(lower(ran[-1]), truth, "eager").makespan
-                    done.end = done.begin + longer * seconds
-                elif theirs is not None:
-                    timeline = stock(job(theirs(iteration), stages, **costs))
-                    probed = {(s, stage): seconds for s, seconds in sources.items()}
-                    done = stock_records(timeline, iteration, probed=probed)[stage]
                 done.memory = memory if iteration else None
                 done.through = {source: f"eth{source}" for source in sources}
                 controller.report(done)

@@ -189,8 +189,10 @@ def test_rows_with_a_slow_replica_change_counts_on_all_ranks() -> None:
     assert rows[0][-1] == SHARED
 
 
-@pytest.mark.parametrize("where", ["share_by_speed", "ReplicaSpeeds", "cheaper_remedies"])
-@pytest.mark.parametrize("what", [raising, nonsense])
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("share_by_speed", raising), ("ReplicaSpeeds", nonsense), ("cheaper_remedies", raising)],
+)
 def test_where_choosing_fails_all_go_on_with_equal_counts(
     where: str, what: Callable[..., Any]
 ) -> None:

@@ -29,8 +29,7 @@ def committed(path):
     return [row for row in read_log(path) if row["committed"]]
 
 
-@pytest.mark.parametrize("rendezvous", [False, True])
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(("stages", "rendezvous"), [(2, True), (4, False)])
 def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
     seed = new_seed()
     link = random.Random(seed).randrange(stages - 1)
@@ -69,12 +68,11 @@ def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
     assert "back to 1F1B" in out["why"]
 
 
-@pytest.mark.parametrize("eases", [0.75, 0.85])
-def test_a_link_that_eases_little_by_little_gives_the_memory_back(tmp_path, eases):
+def test_a_link_that_eases_little_by_little_gives_the_memory_back(tmp_path):
     """No single step is a change that matters, yet in the end nothing is slow."""
 
     def delays(i):
-        seconds = 0.0 if i < 6 else 0.04 if i < 14 else 0.02 * eases ** max(0, i - 20)
+        seconds = 0.0 if i < 6 else 0.04 if i < 14 else 0.02 * 0.85 ** max(0, i - 20)
         return {(1, 2): seconds, (2, 1): seconds}
 
     path = tmp_path / "decisions.jsonl"
@@ -82,28 +80,6 @@ def test_a_link_that_eases_little_by_little_gives_the_memory_back(tmp_path, ease
     assert len(warmups(run.ran[0])) > 2
     assert run.ran[0][-1].warmup == STOCK
     assert "a deeper warmup gains too little now: back to 1F1B" in committed(path)[-1]["why"]
-
-
-def test_decisions_in_a_row_are_all_measured(tmp_path):
-    """Several links change in turns, faster than an outcome takes to be known."""
-    seed = new_seed()
-    rng = random.Random(seed)
-    steps = [rng.choice([0.0, 0.03, 0.06, 0.12]) for _ in range(12)]
-    path = tmp_path / "decisions.jsonl"
-    run = drive(
-        path,
-        lambda i: {(0, 1): steps[i // 6], (2, 1): steps[(i // 6 + 1) % 12]},
-        iterations=60,
-        seed=seed,
-        pause=0.001,
-    )
-    for ran in run.ran:
-        assert ran == run.ran[0]
-    swaps = [i for i in range(1, 60) if run.ran[0][i] != run.ran[0][i - 1]]
-    assert swaps == [row["iteration"] for row in committed(path)]
-    for row in committed(path):
-        if row["iteration"] + 1 not in (*swaps, 58, 59, 60):
-            assert row["measured_ms"] > 0
 
 
 def test_slow_from_the_start_is_planned_for(tmp_path):
@@ -127,6 +103,7 @@ def test_healthy_links_change_nothing(tmp_path):
 def test_a_fixed_schedule_stays(tmp_path):
     path = tmp_path / "decisions.jsonl"
     run = drive(path, lambda _: SLOW, 20, rule=ReplanPolicy(fixed=True), paced=True)
+    assert threads() == [], "its control threads have ended"
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.loop.log.made == 0
     assert run.leader.loop.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
@@ -258,11 +235,9 @@ def test_random_control_delays_never_split_the_pipeline(tmp_path):
         assert ran == run.ran[0]
     swaps = [i for i in range(1, 80) if run.ran[0][i] != run.ran[0][i - 1]]
     assert swaps == [row["iteration"] for row in committed(tmp_path / "d")]
-
-
-def test_close_ends_the_control_threads(tmp_path):
-    drive(tmp_path / "d", lambda _: {}, iterations=3)
-    assert threads() == []
+    for row in committed(tmp_path / "d"):
+        if row["iteration"] + 1 not in (*swaps, 78, 79, 80):
+            assert row["measured_ms"] > 0, "decisions in a row are all measured"
 
 
 def test_what_a_plan_seems_to_do_to_links_goes_with_it(tmp_path):

@@ -102,9 +102,10 @@ def train(
     return seen, notes
 
 
-@pytest.mark.parametrize("unknown", [False, True])
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    ("sharded", "overlaps", "unknown"),
+    [(False, False, True), (False, True, False), (True, True, True)],
+)
 def test_a_late_rank_is_named_with_what_a_plan_would_save(
     sharded: bool, overlaps: bool, unknown: bool
 ) -> None:

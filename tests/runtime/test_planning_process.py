@@ -102,14 +102,6 @@ def test_a_training_comes_first_whatever_its_priority(process: ChoiceProcess) ->
     assert os.getpriority(os.PRIO_PROCESS, pid(process)) >= NICE
 
 
-def test_an_error_is_in_words_and_the_process_goes_on(process: ChoiceProcess) -> None:
-    with pytest.raises(PlanningFailed, match=r"BadInput: min_gain -1\.0"):
-        process(LATE, Choice(4), -1.0)
-    first = pid(process)
-    assert process(LATE, Choice(4), 0.05) == choose(LATE, Choice(4), 0.05)
-    assert pid(process) == first
-
-
 NONSENSE = {
     "no JSON": r'"nonsense\n"',
     "no object": r'"[1, 2]\n"',

@@ -11,35 +11,27 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import torch.distributed as dist
-from patience import PATIENCE
 from runtime.replaying import replayed
 from runtime.replica_job import MS, Job
-from transport.loopback import LoopbackNetwork
-from transport.ranks import until
+from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.agreement import DecisionStore, Proposal, starting_ballot
+from megatron_adaptra.runtime.agreement import Proposal, starting_ballot
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import DecisionLog, Worker
-from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.record import RunRecord, read_record
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
-from megatron_adaptra.runtime.replica_replanner import NO_ROUTES, ReplicaReplanner
-from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
 Prepare = Callable[[int, Proposal], None]
 
 
-class Training:
-    """All workers of two replicas of three stages, in one thread; control threads are theirs.
+class Training(VotedRanks):
+    """All workers of two replicas of three stages.
 
     `ran`: by iteration the bundle that all of them ran. `prepared`: by worker, the proposals that
     it was asked to prepare for.
@@ -48,70 +40,38 @@ class Training:
     def __init__(self, path: Path, mode: str, prepare: Prepare = lambda worker, one: None) -> None:
         self.job, self.ran = Job(2, 3, 8, mode), list[Bundle]()
         self.prepared: dict[int, list[Proposal]] = {worker: [] for worker in range(6)}
-        self._network, store = LoopbackNetwork(), dist.HashStore()
-        self._transports = [self._network.open(worker) for worker in range(6)]
-        names = [Worker(10 + worker, f"host{worker}") for worker in range(6)]
-        self._before: list[IterationRecord] | None = None
-        self.controllers: list[Leader | Member] = []
 
-        def prepares(worker: int) -> Callable[[Proposal], None]:
-            def one(proposal: Proposal) -> None:
-                self.prepared[worker].append(proposal)
-                prepare(worker, proposal)
+        def prepares(worker: int, proposal: Proposal) -> None:
+            self.prepared[worker].append(proposal)
+            prepare(worker, proposal)
 
-            return one
-
-        for worker, transport in reversed(list(enumerate(self._transports))):
-            peers = [0] if worker else range(1, 6)
-            channels = {peer: Channel(transport, peer) for peer in peers}
-            ballot = starting_ballot(self.job.start, links=Links())
-            decisions = DecisionStore(KeyValueStore("", lambda: store))
-            if worker:
-                self.controllers.append(
-                    Member(ballot, channels, decisions, PATIENCE, prepare=prepares(worker))
-                )
-                continue
-            loop = ReplicaLoop(
+        def new_loop() -> ReplicaLoop:
+            return ReplicaLoop(
                 self.job.start, self.job.estimator, ReplanPolicy(sends="eager"),
-                DecisionLog(path, RunRecord(path.with_name("replica-0.jsonl"))), names, mode=mode,
+                DecisionLog(path, RunRecord(path.with_name("replica-0.jsonl"))),
+                [Worker(10 + worker, f"host{worker}") for worker in range(6)], mode=mode,
             )  # fmt: skip
-            self.job.replanner = loop.replanner
-            self.controllers.append(Leader(ballot, channels, decisions, loop, prepare=prepares(0)))
-        self.controllers.reverse()
 
-    @property
-    def leader(self) -> Leader:
-        assert isinstance(self.controllers[0], Leader)
-        return self.controllers[0]
+        super().__init__(
+            6, lambda: starting_ballot(self.job.start, links=Links()), new_loop, prepare=prepares
+        )
+        self.job.replanner = self.loop.replanner
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
         self.job.train(0, **truth)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
-            bundles = [one.begin(iteration) for one in self.controllers]
-            assert len({bundle.digest for bundle in bundles}) == 1, "all ranks run the same"
-            self.ran.append(bundles[0])
-            self.job.run(bundles[0][SCHEDULE], bundles[0][LINKS].pairs)
-            for controller, record in zip(
-                self.controllers, self.job.records(iteration), strict=True
-            ):
+            self.ran.append(bundle := self._begin(iteration))
+            self.job.run(bundle[SCHEDULE], bundle[LINKS].pairs)
+            records = self.job.records(iteration)
+            for controller, record in zip(self.controllers, records, strict=True):
                 controller.report(record)
-            until(lambda i=iteration: self._dealt_with(i), f"iteration {iteration} is dealt with")
+            self.until_dealt_with(iteration)
         return [bundle[SCHEDULE] for bundle in self.ran[-iterations:]]
 
-    def _dealt_with(self, iteration: int) -> bool:
-        self.leader.loop.drain(PATIENCE)
-        seen = self.leader.status.get("iteration") == iteration
-        proposal = self.leader._open
-        return seen and (proposal is None or proposal.committed is not None)
-
     def close(self) -> None:
-        for controller in self.controllers:
-            controller.close()
-        self.leader.loop.log.close()
-        for transport in self._transports:
-            transport.close()
-        self._network.close()
+        super().close()
+        self.loop.log.close()
 
 
 @pytest.mark.parametrize("mode", ["swap", "auto"])
@@ -143,31 +103,8 @@ def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
     assert len({len(mine) for mine in training.prepared.values()}) == 1
 
 
-def test_a_slow_worker_gives_work_away_and_takes_it_back(tmp_path: Path) -> None:
-    training = Training(tmp_path / "decisions.jsonl", "auto")
-    training.train(12)
-    training.train(2, slow={4: 2.0})
-    untreated = training.job.took[-1]
-    slow = training.train(40)
-    assert slow[-1].routes.moved
-    assert training.job.took[-1] <= untreated / 1.3
-    healed = training.train(60, slow={})
-    assert healed[-1].same_as(training.job.start)
-    training.close()
-
-
-def test_without_routes_no_microbatch_leaves_home(tmp_path: Path) -> None:
-    training = Training(tmp_path / "decisions.jsonl", NO_ROUTES)
-    training.train(12)
-    slow = training.train(40, slow={4: 2.0})
-    assert not any(one.routes.moved for one in slow)
-    assert training.ran[-1][LINKS].pairs == frozenset()
-    training.close()
-
-
-@pytest.mark.parametrize("mode", ["swap", "auto"])
-def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Path) -> None:
-    training = Training(tmp_path / "decisions.jsonl", mode)
+def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
+    training = Training(tmp_path / "decisions.jsonl", mode := "auto")
     training.train(12)
     training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
     training.train(25, paths={})

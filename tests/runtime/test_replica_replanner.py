@@ -39,7 +39,7 @@ def seeded(**more: object) -> Job:
     return Job(seed=new_seed(), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("plus", [0.0, 2.0, pytest.param(math.inf, marks=pytest.mark.long)])
+@pytest.mark.parametrize("plus", [0.0, 2.0])
 def test_a_worker_at_half_speed_three_times(plus: float) -> None:
     """At least 1.3 times as fast as untreated; the iteration takes what was predicted."""
     job = seeded(plus=plus)
@@ -97,15 +97,7 @@ def test_a_slow_worker_where_cores_are_shared(share: float) -> None:
     assert job.ran[-1].same_as(job.start), job.reasons
 
 
-@pytest.mark.parametrize(
-    ("mode", "plus"),
-    [
-        ("swap", 0.0),
-        ("auto", math.inf),
-        pytest.param("swap", math.inf, marks=pytest.mark.long),
-        pytest.param("auto", 0.0, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("mode", "plus"), [("swap", 0.0), ("auto", math.inf)])
 def test_a_slow_path_three_times(mode: str, plus: float) -> None:
     """Within 10 % of healthy, and home again when it has healed."""
     job = seeded(mode=mode, plus=plus)
@@ -137,15 +129,6 @@ def test_what_changes_all_the_time_keeps_no_plan_in_force(monkeypatch: pytest.Mo
     ran = job.train(SOON, paths={})
     assert job.replanner._paths, "the healed path waits to be planned for"
     assert ran[-1].same_as(job.start), job.reasons
-
-
-def test_other_partners_keep_the_order_of_the_start() -> None:
-    job = seeded(mode="swap", plus=0.0)
-    job.train(20)
-    ran = job.train(SOON + 1, paths=PATH)[-1]
-    lines = [[str(op).partition("@")[0] for op in line] for line in ran.order]
-    assert lines == [[str(op).partition("@")[0] for op in line] for line in job.start.order]
-    assert [{op.home for op in line} for line in ran.order] == [{0}, {0}, {1}, {1}, {1}, {0}]
 
 
 def test_a_path_is_probed_before_it_is_relied_on() -> None:
@@ -185,13 +168,11 @@ def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
     assert re.match(r"worker 1\.1 takes .* as its peers: no plan is enough faster, so that", why)
 
 
-@pytest.mark.parametrize("replica", [0, 1])
-def test_replicas_that_meet_inside_ops_keep_one_order(replica: int) -> None:
+def test_replicas_that_meet_inside_ops_keep_one_order() -> None:
     """The warmup is for the worst of them; a slow path of any is hidden, and left again."""
     job = seeded(mode=ALIKE)
     job.train(20)
-    a, b = 3 * replica + 1, 3 * replica + 2
-    ran = job.train(60, slow={4 - 3 * replica: 1.2}, paths={(a, b): 60 * MS, (b, a): 60 * MS})
+    ran = job.train(60, slow={1: 1.2}, paths={(4, 5): 60 * MS, (5, 4): 60 * MS})
     assert job.seconds(ran[-1]) <= 0.9 * job.seconds(job.start), job.reasons
     assert max(ran[-1].warmup) > max(job.start.warmup)
     ran += job.train(60, slow={}, paths={})
@@ -199,21 +180,11 @@ def test_replicas_that_meet_inside_ops_keep_one_order(replica: int) -> None:
     assert all(one.alike for one in ran)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("swap", marks=pytest.mark.long), "auto"])
-def test_nothing_happens_in_a_healthy_job(mode: str) -> None:
-    job = seeded(mode=mode)
-    job.train(500)
+def test_nothing_happens_in_a_healthy_job() -> None:
+    job = seeded(mode="auto")
+    job.train(200)
     assert job.changes == {}, job.reasons
     assert job.probed == set()
-
-
-def test_a_slow_worker_and_a_slow_path_at_once() -> None:
-    job = seeded(plus=2.0)
-    job.train(20)
-    ran = job.train(60, slow=HALF_SPEED, paths=PATH)
-    assert job.seconds(job.start) / job.seconds(ran[-1]) >= 1.3, job.reasons
-    ran = job.train(60, slow={}, paths={})
-    assert ran[-1].same_as(job.start), job.reasons
 
 
 def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> None:
@@ -226,36 +197,6 @@ def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> N
     assert job.ran[back].same_as(job.start)
     assert "on the plan before" in job.changes[back - 2].why
     assert job.changes[back - 2].why.endswith("back to 1F1B, every microbatch at home")
-
-
-@pytest.mark.large
-def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_routes_are_off_for_good() -> None:
-    """All workers, or what nothing measures while replicas help each other."""
-    seed = new_seed()
-    job, rng = Job(seed=seed, mode="swap", plus=0.0), random.Random(seed)
-    job.train(20)
-    ran = job.train(20, paths=PATH)
-    while len(ran) < 1500:
-        longer, factor = rng.choice([6, 20, 60]), rng.uniform(1.1, 2.0)
-        if rng.random() < 0.5:
-            slow = dict.fromkeys(range(6), factor)
-            ran += job.train(longer, paths=PATH, slow=slow)
-        else:
-            ran += job.train(longer, paths=PATH, hidden=factor)
-        ran += job.train(rng.choice([10, 40, 100]), paths=PATH, slow={}, hidden=1.0)
-    ran += job.train(3 * FIRST_BLOCK, paths=PATH, slow={}, hidden=1.0)
-    assert not ran[-1].same_as(job.start), job.reasons
-    away = sum(not one.same_as(job.start) for one in ran)
-    assert away >= 0.6 * len(ran), (away, job.reasons)
-
-
-def test_a_proposal_that_is_refused_is_made_again() -> None:
-    job = seeded(mode="swap", plus=0.0)
-    job.refused = 2
-    job.train(20)
-    ran = job.train(2 * SOON, paths=PATH)
-    assert ran[-1].routes.moved, job.reasons
-    assert len(job.changes) == 3, job.reasons
 
 
 @pytest.mark.long
@@ -277,28 +218,6 @@ def test_a_worker_without_a_microbatch_gets_one_to_show_that_it_has_healed() -> 
     assert 3 <= len(tries) <= 5, "each time it waits for longer"
     job.train(LONGEST_WITHOUT_TRY + TRIED + SOON, slow={})
     assert job.ran[-1].same_as(job.start), job.reasons
-
-
-def test_a_stage_that_is_slow_in_all_replicas_moves_nothing() -> None:
-    job = seeded(plus=0.0)
-    job.train(20)
-    ran = job.train(60, slow={1: 2.0, WORKER: 2.0})
-    assert not ran[-1].routes.moved, job.reasons
-
-
-@pytest.mark.long
-def test_off_megatrons_own_messages_and_back_to_them() -> None:
-    job = seeded(stock=True, plus=2.0)
-    healthy = job.seconds(job.start)
-    job.train(20)
-    for _ in range(2):
-        ran = job.train(40, paths=PATH)
-        assert job.seconds(ran[-1]) <= 1.1 * healthy, job.reasons
-        assert not ran[-1].stock
-        ran = job.train(40, paths={}, slow=HALF_SPEED)
-        assert job.seconds(job.start) / job.seconds(ran[-1]) >= 1.25, job.reasons
-        ran = job.train(40, slow={})
-        assert all(one.stock for one in ran[SOON:]), job.reasons
 
 
 def test_a_plan_keeps_to_a_budget_in_bytes_once_it_is_known_in_microbatches() -> None:
@@ -326,14 +245,21 @@ def test_more_replicas() -> None:
 NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e5, 1e300]
 
 
-WHAT = ["delay", "seconds", "missing"]
-OTHERS = ["wall", "probed", "strangers", "step", "memory", "overhead"]
+def spoiled(report: StageReport, what: str, value: float) -> StageReport:
+    if what in ("seconds", "overhead"):
+        return replace(report, **{what: value})
+    if what == "step":
+        return replace(report, step=Step(value))
+    if what == "memory":
+        return replace(report, memory=Memory(value, 100, 100))
+    return replace(report, **{what: dict.fromkeys(getattr(report, what), value)})
 
 
-@pytest.mark.parametrize(
-    "what", [*WHAT, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
-)
-def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
+ALL = ["seconds", "overhead", "step", "memory", "delay", "wall", "probed"]
+
+
+@pytest.mark.parametrize("what", [ALL, ["missing"], ["strangers"]], ids=lambda what: what[0])
+def test_nonsense_is_no_reason_for_a_plan(what: list[str]) -> None:
     """In half of the reports; what is true besides is found all the same."""
     job = seeded(mode="auto", plus=2.0)
     rng = random.Random(job.rng.random())
@@ -342,20 +268,13 @@ def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
         out = dict(reports)
         for worker, report in reports.items():
             if rng.random() < 0.5:
-                value = rng.choice(NONSENSE)
-                if what == "missing":
+                kind = rng.choice(what)
+                if kind == "missing":
                     del out[worker]
-                elif what == "strangers":
+                elif kind == "strangers":
                     out[worker + 6] = out[-1] = report
-                elif what in ("seconds", "overhead"):
-                    out[worker] = replace(report, **{what: value})
-                elif what == "step":
-                    out[worker] = replace(report, step=Step(value))
-                elif what == "memory":
-                    out[worker] = replace(report, memory=Memory(value, 100, 100))
                 else:
-                    row = dict.fromkeys(getattr(report, what), value)
-                    out[worker] = replace(report, **{what: row})
+                    out[worker] = spoiled(report, kind, rng.choice(NONSENSE))
         return out
 
     job.spoil = spoil

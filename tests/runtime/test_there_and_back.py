@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from runtime.hand_fed import MS, Job, Truth
 
+SLOW = {(1, 2): 40 * MS, (2, 1): 40 * MS}
+
 
 @pytest.mark.parametrize("wire_ms", [8, 20])
 def test_it_goes_back_although_little_was_known_of_our_messages_before(wire_ms: int) -> None:
@@ -45,3 +47,23 @@ def test_a_healed_pipeline_goes_back_whatever_our_messages_take(
         later = [seconds for i, seconds in job.predicted.items() if i >= healed + 10]
         assert later
         assert max(back + later) <= 1.001 * healthy, job.reasons
+
+
+def test_a_link_that_is_slow_for_our_messages_alone_changes_nothing() -> None:
+    job = Job(Truth(1 * MS, only=False))
+    assert all(one.stock for one in job.train(20) + job.train(30, slow=SLOW)), job.reasons
+
+
+def test_a_link_that_is_slow_for_megatrons_messages_alone_is_left_to_ours() -> None:
+    """And not tried again at once: nobody can see how it does meanwhile."""
+    job = Job(Truth(1 * MS, only=True))
+    job.train(20)
+    assert not job.train(40, slow=SLOW)[-1].stock, job.reasons
+    ((_, why),) = job.reasons
+    assert "for Megatron's messages, for ours " in why
+
+
+def test_a_delay_that_does_not_matter_changes_nothing() -> None:
+    job = Job(Truth(1 * MS))
+    job.train(20)
+    assert all(one.stock for one in job.train(40, slow=dict.fromkeys(SLOW, 3 * MS))), job.reasons

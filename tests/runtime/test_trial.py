@@ -57,7 +57,7 @@ def test_a_plan_that_loses_goes_back_and_is_tried_again_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("what", [{"pace": 1.35}, {"hidden": 20 * MS}])
-@pytest.mark.parametrize("longer", [6, 20, 60])
+@pytest.mark.parametrize("longer", [6, 60])
 def test_what_takes_longer_for_a_while_does_not_undo_a_plan_for_good(
     longer: int, what: dict[str, float]
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_way_back_that_is_refused_is_proposed_again() -> None:
     assert job.ran[-1].stock
 
 
-@pytest.mark.parametrize("since", [0, 1, 2])
+@pytest.mark.parametrize("since", [0, 2])
 def test_nothing_is_decided_where_a_link_has_changed_meanwhile(since: int) -> None:
     """It got slower right after the swap, and that is why iterations are."""
     job = Job(Truth(1 * MS))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from runtime.voted_ranks import VotedRanks
 from telemetry.late_ranks import messages
-from transport.ranks import until
 
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.runtime.agreement import Ballot
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
@@ -47,10 +47,17 @@ class VotedGroup(VotedRanks):
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
+        self._silent: Sequence[int] = ()
+        native = GroupAllReduce(Choice(ranks, sharded=sharded))
         super().__init__(
-            ranks, {ALL_REDUCE: GroupAllReduce(Choice(ranks, sharded=sharded))},
+            ranks, lambda: Ballot(Bundle({ALL_REDUCE: native})),
             lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)), first,
         )  # fmt: skip
+
+    def _seen(self, iteration: int) -> bool:
+        if self._silent:
+            return len(self.loop._rows.get(iteration, {})) == self.ranks - len(self._silent)
+        return bool(self.loop.seen == iteration)
 
     def train(
         self,
@@ -103,5 +110,6 @@ class VotedGroup(VotedRanks):
                     controller.hand_in(report)
             self._took = [end + more - came for end, came in zip(ends, lateness, strict=True)]
             self._ends = [end - min(ends) for end in ends]
-            until(partial(self._dealt_with, iteration, silent), f"iteration {iteration}")
+            self._silent = silent
+            self.until_dealt_with(iteration)
         return self.ran[-iterations:]

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from megatron_adaptra.transport.engine.handshake import (
     Kind,
     Refused,
 )
-from megatron_adaptra.transport.engine.listener import MOST, Listener
+from megatron_adaptra.transport.engine.listener import Listener
 
 A, B = (Identity(rank, b"s" * 32, 1 << 20, 1 << 16) for rank in (0, 1))
 
@@ -186,31 +185,3 @@ def test_a_dialer_that_stops_after_its_handshake_delays_no_other(
         until(lambda: door.came == [B.rank], "the other one is answered")
         assert slow.recv(1) == b""
     assert door.came == [B.rank]
-
-
-@pytest.mark.long
-def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
-    """The oldest goes when there are too many; those of the job come in meanwhile."""
-    crowd: list[socket.socket] = []
-    over = threading.Event()
-
-    def come() -> None:
-        while not over.is_set():
-            one = door.knock()
-            crowd.append(one)
-            if len(crowd) > 2 * MOST:
-                crowd.pop(0).close()
-
-    knocking = threading.Thread(target=come)
-    knocking.start()
-    until(lambda: len(door.strangers) > MOST, "they are dropped")
-    for _ in range(6):
-        try:
-            ask_tcp(B, A.rank, door.address, PATIENCE)
-        except (OSError, Refused):  # it was the oldest itself: the dialer tries again
-            continue
-    over.set()
-    knocking.join(PATIENCE)
-    for one in crowd:
-        one.close()
-    assert len(door.came) >= 3
