@@ -121,6 +121,7 @@ def drive(
     store: dist.Store | None = None,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
+    met: Callable[[int, int], str] = lambda stage, iteration: "",
     theirs: Delays | None = None,
     longer: float = 1.0,
     record_at: Path | None = None,
@@ -134,7 +135,8 @@ def drive(
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `store`: torch's; one that works
     where none is given. `memory`: what every stage
-    measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
+    measures from its second iteration on; `met`: see StageReport, by stage and iteration;
+    `estimate`: more arguments of the Estimator. `theirs`:
     the links for Megatron's own messages, with which the training begins then; `delays` are for
     ours and for probes, and our iterations take `longer` than their ops and messages would, by this
     factor. `record_at`: of the run's record.
@@ -192,6 +194,7 @@ def drive(
                     probed = {(s, stage): seconds for s, seconds in sources.items()}
                     done = stock_records(timeline, iteration, probed=probed)[stage]
                 done.memory = memory if iteration else None
+                done.met = met(stage, iteration)
                 done.through = {source: f"eth{source}" for source in sources}
                 controller.report(done)
                 if not paced:
