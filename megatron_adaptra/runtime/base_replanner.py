@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from megatron_adaptra.runtime.trial import Outcome
 from megatron_adaptra.telemetry.detect import DelayChart
 from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
+from megatron_adaptra.telemetry.report import StageReport
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
 # Iterations after which nothing that a plan was once found too little worth by counts any more.
@@ -103,6 +104,7 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._start, self._in_force = start, start
         self._iteration = 0  # the last one
         self._over_budget = False  # a plan in force may take more memory than there is
+        self._met = ""  # why no order but the start's is possible any more
         self._trials: Trials[P, K] = Trials(start, rule)
         # Not yet planned for, with what it was by the plan in force: seconds, and factors.
         self._paths: dict[Path, float] = {}
@@ -129,6 +131,8 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._remember(changed)
         if not possible:
             return None
+        if self._met:
+            return self._back_for_good()
         if self._over_budget and (change := self._for_memory()) is not None:
             return change
         if self._trials.slower is not None:
@@ -224,6 +228,21 @@ class BaseReplanner(ABC, Generic[P, K]):
         why = why_undone(outcome.after, outcome.before, back)
         again = self._trials.until(change.plan.schedule)
         return Change(why, plan, current, c, trial=False, undoes=change, again=again)
+
+    def _take_meetings(self, reports: Iterable[StageReport]) -> None:
+        self._met = self._met or next((report.met for report in reports if report.met), "")
+
+    def _back_for_good(self) -> Change[P, K] | None:
+        """Ops have met ranks of other replicas, which may run another order: back to the start."""
+        now = self._in_force
+        if now.same_as(self._start):
+            if self._paths or self._workers:
+                self.stays = f"what has changed leads to no other order of ops: {self._met}"
+            return None
+        c = self.estimator.conditions()
+        plan, current = self._evaluate(self._start, c), self._evaluate(now, c)
+        back = self._way_back(current, plan, to_start=True)
+        return Change(f"{self._met}: {back}, for good", plan, current, c, trial=False)
 
     def _for_memory(self) -> Change[P, K] | None:
         """What workers may hold has become known in microbatches: keep to it."""

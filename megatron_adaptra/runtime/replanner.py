@@ -63,6 +63,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         changed = Changed(self.estimator.update(reports), [])
         self._trials.observe(iteration, reports, seconds, changed.any)
         self._over_budget |= self.estimator.measure_budget(reports)
+        self._take_meetings(reports)
         self.predicted = None
         # To simulate an iteration takes a while, in which training launches less.
         often = ran is not None and ran.stock and self.estimator.stock_delay > 0

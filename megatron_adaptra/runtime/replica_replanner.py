@@ -122,6 +122,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         """
         self.predicted = None
         by_worker = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
+        self._take_meetings(by_worker.values())
         usable = self.estimator.usable(by_worker)
         if not usable:
             return Changed([], [])

@@ -76,7 +76,7 @@ class IterationRecord:
     """`cpu` is what the whole process spent between the first op and the last one.
 
     `stock`: Megatron's own messages were used, so that `messages` has none. `probed`: stamps of
-    what was sent only to measure a link, with its source. `through`: see StageReport.
+    what was sent only to measure a link, with its source. `through`, `met`: see StageReport.
     `unusable`: why its times mean nothing.
     """
 
@@ -93,6 +93,7 @@ class IterationRecord:
     probed: list[tuple[int, Stamps]] = field(default_factory=list)
     through: Mapping[int, str] = field(default_factory=dict)
     unusable: str = ""
+    met: str = ""
 
     def report(self, before: IterationRecord | None = None) -> StageReport:
         """The small message to the leader; `before`: the iteration before, whose end is known.
@@ -129,6 +130,7 @@ class IterationRecord:
             ops=tuple(stock) if self.stock else None,
             step=before.step if before and ended else None,
             seconds=before.end - before.begin if before and ended else None,
+            met=self.met,
         )
 
     @property

@@ -17,7 +17,7 @@ from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
 from megatron_adaptra.telemetry.port_use import PortUse
 
-VERSION = 6
+VERSION = 7
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -84,7 +84,8 @@ class StageReport:
     `through`: what messages go through here, see Wire. `ops`: where Megatron's own messages were
     used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
     the whole of the iteration before this one, which has not ended when it is reported; None where
-    they are not known.
+    they are not known. `met`: how its ops have met ranks that may be at other ops; "" where they
+    have not.
     """
 
     stage: int
@@ -107,6 +108,7 @@ class StageReport:
     seconds: float | None = None
     queued: Mapping[str, float] = field(default_factory=dict)
     idle: Mapping[str, float] = field(default_factory=dict)
+    met: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """An object for json.dump, which `from_json` reads."""

@@ -1,6 +1,7 @@
 """A rank that rehearses our messages as on a GPU, on a CPU: its memory stands in for a GPU's.
 
-Arguments: a folder, and a fault of rehearsal_faults.py or "". Rank 0 prints what every rank found.
+Arguments: a folder, a fault of rehearsal_faults.py or "", and how many chunks a stage has; "2
+apart": their messages do not overlap. Rank 0 prints what every rank found.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
 from megatron_adaptra.config import AdaptraConfig
 
 ITERATIONS = 7
-SHAPE = gpt.GPTShape(stages=3, layers=3, microbatches=5, hidden=32, seq_length=16)
+SHAPE = gpt.GPTShape(
+    stages=3, layers=6, microbatches=6, hidden=32, seq_length=16,
+    chunks=int(sys.argv[3].split()[0]), overlapped=sys.argv[3] == "2",
+)  # fmt: skip
 
 
 def train(dataset: Any, session: Any = None) -> tuple[list[Any], list[str]]:

@@ -18,9 +18,14 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("fault", ["", *WORDS])
-def test_a_training_has_stocks_bits_whatever_a_rehearsal_finds(fault: str, tmp_path: Path) -> None:
-    done = zygote(False).run(tmp_path, [str(SCRIPT), str(tmp_path), fault], ranks=3)
+@pytest.mark.parametrize(
+    ("fault", "chunks"),
+    [*((fault, "1") for fault in ("", *WORDS)), ("", "2"), ("", "2 apart"), ("bytes", "2")],
+)
+def test_a_training_has_stocks_bits_whatever_a_rehearsal_finds(
+    fault: str, chunks: str, tmp_path: Path
+) -> None:
+    done = zygote(False).run(tmp_path, [str(SCRIPT), str(tmp_path), fault, chunks], ranks=3)
     assert done.status == 0, done.text[-4000:]
     (line,) = [line for line in done.text.splitlines() if line.startswith("FOUND ")]
     found = json.loads(line.removeprefix("FOUND "))

@@ -50,6 +50,9 @@ class P2PCommunicator:
     def send_backward(self, input_tensor_grads, is_first_stage): pass
     def send_forward_recv_backward(self, output_tensors, tensor_shapes, is_last_stage): pass
     def send_backward_recv_forward(self, input_tensor_grads, tensor_shapes, is_first_stage): pass
+    def send_forward_recv_forward(self, a, recv_prev, tensor_shape, overlap_p2p_comm=False): pass
+    def send_backward_recv_backward(self, a, recv_next, tensor_shape, overlap_p2p_comm=False): pass
+    def send_forward_backward_recv_forward_backward(self, a, b, c, d, tensor_shape): pass
     def _communicate(self, *, tensor_send_next, **others): pass
 """
 TRAINING = """

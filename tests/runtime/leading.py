@@ -118,6 +118,7 @@ def drive(
     store: dist.Store | None = None,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
+    met: Callable[[int, int], str] = lambda stage, iteration: "",
     record_at: Path | None = None,
     **estimate: Any,
 ) -> Run:
@@ -129,8 +130,8 @@ def drive(
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `store`: torch's; one that works
     where none is given. `memory`: what every stage
-    measures from its second iteration on; `estimate`: more arguments of the Estimator. `record_at`:
-    of the run's record.
+    measures from its second iteration on; `met`: see StageReport, by stage and iteration;
+    `estimate`: more arguments of the Estimator. `record_at`: of the run's record.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
@@ -175,6 +176,7 @@ def drive(
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
                 done = record(stage, iteration, sources, **costs)
                 done.memory = memory if iteration else None
+                done.met = met(stage, iteration)
                 done.through = {source: f"eth{source}" for source in sources}
                 controller.report(done)
                 if not paced:

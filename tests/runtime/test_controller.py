@@ -120,6 +120,20 @@ def test_a_budget_in_bytes_is_kept_to_once_a_microbatch_has_been_measured(tmp_pa
     assert f"stage 0 holds 3 microbatches, its memory is for {nbytes // 100}" in row["why"]
 
 
+def test_an_order_that_meets_other_replicas_is_undone_for_good(tmp_path):
+    """Also by what a stage has met just once, and however slow the link is later."""
+    path, why = tmp_path / "decisions.jsonl", "a layer calls all_reduce over ranks 0, 3"
+    met = {"met": lambda stage, i: why if (stage, i) == (1, 20) else ""}
+    run = drive(path, lambda i: {} if 30 <= i < 40 else SLOW, 60, **met, paced=True)
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    before, _, after = warmups(run.ran[0])
+    assert before == after == STOCK
+    *_, row = committed(path)
+    assert row["detected"] == 20
+    assert row["why"].startswith(f"{why}: back to 1F1B ")
+
+
 def test_backwards_in_halves_that_memory_is_not_enough_for_are_given_up(tmp_path):
     """One microbatch at a time is as few as can be, but its backward can be in one piece."""
     path = tmp_path / "decisions.jsonl"

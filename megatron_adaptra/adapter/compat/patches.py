@@ -264,10 +264,12 @@ PATCHES: Mapping[str, Patch] = {
             "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator",
             "recv_forward", "recv_backward", "send_forward", "send_backward",
             "send_forward_recv_backward", "send_backward_recv_forward",
+            "send_forward_recv_forward", "send_backward_recv_backward",
+            "send_forward_backward_recv_forward_backward",
         ),
         "sends Megatron's own messages a second time, by us, and compares what arrives",
         Lasts.ITERATION, "on GPUs, in the job's third iteration",
-        lambda job: job.runs and job.device and job.chunks == 1,
+        lambda job: job.runs and job.device,
     ),
     "emulated-sends": Patch(
         (  # torch compares an op with its own

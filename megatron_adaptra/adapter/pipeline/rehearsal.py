@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
 )
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
+from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator
 from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
@@ -51,6 +53,8 @@ _LEAST = 2  # microbatches whose messages do, whatever they take
 _CALLS = (
     "recv_forward", "recv_backward", "send_forward", "send_backward",
     "send_forward_recv_backward", "send_backward_recv_forward",
+    "send_forward_recv_forward", "send_backward_recv_backward",
+    "send_forward_backward_recv_forward_backward",
 )  # fmt: skip
 _DOCTOR = "`adaptra doctor` on both hosts looks for the reason"
 
@@ -76,7 +80,7 @@ class Rehearsal:
         `arguments`: of Megatron's schedule. The same on all ranks.
         """
         rehearses = self._context.config.policy in ("adaptive", *SPLITTING)
-        if self.at < 0 and rehearses and len(models_of(arguments)) == 1:
+        if self.at < 0 and rehearses:
             self.at = first + _BEFORE
         if self.at < 0:
             return 0
@@ -98,12 +102,12 @@ class Rehearsal:
         self._context.probe.spoilt("its messages were sent a second time, to rehearse ours")
         with contextlib.ExitStack() as stack:
             try:
-                self._shadow = shadow = _Shadow(self._context, run, arguments, iteration)
+                self._shadow = shadow = _Shadow(self._context, run, arguments, iteration, self._try)
                 stack.enter_context(patch("rehearsal", **self._calls(shadow)))
             except Exception as error:
                 self._fail(error)
             yield
-        if self._shadow is not None and not self._reason:
+        if self._shadow is not None:
             self._try(self._shadow.ended)
 
     def settle(self, run: Run) -> str:
@@ -137,8 +141,7 @@ class Rehearsal:
         def both(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(communicator: Any, *args: Any, **kwargs: Any) -> Any:
                 theirs = original(communicator, *args, **kwargs)
-                if not self._reason:
-                    self._try(shadow.call, name, args, kwargs, theirs)
+                self._try(shadow.call, name, args, kwargs, theirs)
                 return theirs
 
             return call
@@ -146,6 +149,8 @@ class Rehearsal:
         return {name: both(name, getattr(P2PCommunicator, name)) for name in _CALLS}
 
     def _try(self, function: Callable[..., None], *args: Any) -> None:
+        if self._reason:
+            return
         try:
             function(*args)
         except Exception as error:
@@ -172,12 +177,19 @@ class _Message:
 class _Shadow:
     """What makes Megatron's calls of one iteration once more, to our communicator.
 
-    Raises DeviceFailed where there is no memory for it.
+    `attempt`: calls a function of ours while Megatron runs; what that raises is no error of
+    Megatron's. Raises DeviceFailed where there is no memory for it.
     """
 
     def __init__(
-        self, context: RankContext, run: Run, arguments: ScheduleArgs, iteration: int
+        self,
+        context: RankContext,
+        run: Run,
+        arguments: ScheduleArgs,
+        iteration: int,
+        attempt: Callable[..., None],
     ) -> None:
+        self._attempt = attempt
         new_message, wiring, staging = message_of(arguments), run.wiring, run.wiring.staging
         nbytes = new_message().nbytes
         count = max(_LEAST, _MOST // max(1, nbytes))
@@ -195,8 +207,12 @@ class _Shadow:
         config = copy.copy(config_of(arguments))
         config.timers = None  # they have timed Megatron's own call
         group = mpu.get_pipeline_model_parallel_group()
-        profile, line = context.profile, run.line
-        self._native = AdaptraCommunicator(group, config, profile, line, self._mailbox)
+        profile, line, chunks = context.profile, run.line, len(models_of(arguments))
+        self._native: AdaptraCommunicator | ChunkCommunicator
+        if chunks == 1:
+            self._native = AdaptraCommunicator(group, config, profile, line, self._mailbox)
+        else:
+            self._native = _ChunkShadow(group, config, chunks, line, self._mailbox)
         self._name = context.watchdog.name
         for op in first_posts(run.program, context.worker):
             self._mailbox.post(op)
@@ -207,9 +223,30 @@ class _Shadow:
         Raises ScheduleError where the plan of this iteration has another call.
         """
         before = len(self._mailbox.received)
-        getattr(self._native, name)(*args, **kwargs)
+        ours = getattr(self._native, name)(*args, **kwargs)
+        found = theirs if isinstance(theirs, (list, tuple)) else [theirs]
+        two = {Kind.B: found[-1]} if name == _CALLS[-1] else {}
+        self._keep(before, found[0], two)
+        if not isinstance(ours, tuple):
+            return
+        for key, wait in ours[1].items():  # what Megatron has is not there yet
+            if key not in (found[1] or ()):
+                raise ScheduleError(f"Megatron does not wait for {key}, the plan does")
+            then = partial(self._attempt, self._take, wait, found[0])
+            found[1][key] = _Both(found[1][key], then)
+
+    def _take(self, wait: Any, theirs: Any) -> None:
+        before = len(self._mailbox.received)
+        wait.wait()
+        self._keep(before, theirs, {})
+
+    def _keep(self, before: int, theirs: Any, others: Mapping[Kind, Any]) -> None:
+        """Keep what Megatron has got for our messages from number `before` on, to compare them.
+
+        `others`: by kind of op, where that is not `theirs`.
+        """
         for message in self._mailbox.received[before:]:
-            tensor = theirs[0] if isinstance(theirs, (list, tuple)) else theirs
+            tensor = others.get(message.op.kind, theirs)
             if tensor is None:
                 raise ScheduleError(f"Megatron has no message for {message.op}, the plan has one")
             # What is computed from it may be written over it.
@@ -250,6 +287,36 @@ class _Shadow:
             ) from error
 
 
+class _ChunkShadow(ChunkCommunicator):
+    """Also where Megatron's messages do not overlap; our own always do."""
+
+    def send_forward_backward_recv_forward_backward(
+        self,
+        output_tensor: Any,
+        input_tensor_grad: Any,
+        recv_prev: bool,
+        recv_next: bool,
+        tensor_shape: Any,
+    ) -> Any:
+        """Send what a forward and a backward have made; receive what the next ones need."""
+        self._send(Kind.SEND_F, output_tensor)
+        self._send(Kind.SEND_B, input_tensor_grad)
+        return [self._receive(k) for k, w in ((Kind.F, recv_prev), (Kind.B, recv_next)) if w]
+
+
+@dataclass(frozen=True)
+class _Both:
+    """Megatron's handle of a message, `theirs`, and what follows its wait, `then`."""
+
+    theirs: Any
+    then: Callable[[], None]
+
+    def wait(self) -> Any:
+        done = self.theirs.wait()
+        self.then()
+        return done
+
+
 def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
     assert tensor is not None
     return tensor.cpu().reshape(-1).view(torch.uint8)
@@ -281,6 +348,10 @@ class _ShadowMailbox(Mailbox):
         """As for Mailbox."""
         if op.microbatch < self._count:
             super().post(op)
+
+    def buffer(self, op: Op) -> torch.Tensor:
+        """As for Mailbox."""
+        return super().buffer(op) if op.microbatch < self._count else torch.empty(0)
 
     def take(self, op: Op) -> torch.Tensor:
         """As for Mailbox, but its contents are not there yet: see `received`."""

@@ -33,7 +33,6 @@ from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, starting_ballot
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
@@ -174,7 +173,11 @@ def _prepare(
         cross.open(opening, opening.bundle)
     ballot = starting_ballot(start, resumed, first_trial, iteration, links)
     if iteration < stock_until:
-        stock = over_own_messages(first_schedule(context.stages, means.microbatches, math.inf))
+        stock = over_own_messages(
+            starting_schedule(
+                "adaptive", context.stages, means.microbatches, means.chunks, math.inf, False
+            )
+        )
         ballot = Ballot(ballot.lasting, scheduled(stock), stock_until)
     pinned: PinnedFirst | None = None
     if (staging := wiring.staging) is not None:

@@ -185,8 +185,10 @@ class Session:
                 by_megatron = run_measured if run.stock else run_native
                 with self._counts.around(run.program, arguments):
                     result = by_megatron(self.context, run, function, arguments)
+        met = ""
         if self._watch is not None and self._watch.met and WARMUP not in limits:
-            self.context.say(f"the order of ops stays as it is: {self._watch.met.why}")
+            met = self._watch.met.why
+            self.context.say(f"no order of ops but that of the start from now on: {met}")
         if data is not None:
             data.end()
         if self.stage == self.stages - 1 and run.idle:
@@ -197,7 +199,7 @@ class Session:
         record = probe.pipeline_ends()
         self._steps = True
         if record is not None:
-            self.guard.call(self._keep, record)
+            self.guard.call(self._keep, record, met)
             self.guard.call(self._unreported.append, (run, record))
         if self._heap is not None:
             self.guard.call(self._heap.iteration_done)
@@ -436,8 +438,9 @@ class Session:
             record.through = run.through(record.sources)
             run.controller.report(record)
 
-    def _keep(self, record: IterationRecord) -> None:
-        """What the demo shows of it."""
+    def _keep(self, record: IterationRecord, met: str) -> None:
+        """What the demo shows of it. `met`: see StageReport."""
+        record.met = met
         if record.memory is not None and record.memory.per_microbatch:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
         if record.iteration in self.keep_records:
