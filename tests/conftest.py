@@ -37,11 +37,12 @@ LONGEST = ("adapter/test_pretrain.py", "adapter/test_demo.py")  # of the short r
 SHARING = (
     *LONGEST,
     "soft_roce/test_verbs.py", "adapter/test_routes_pretrain.py",
-    "adapter/test_law_replicas.py", "adapter/test_executor_training.py",
+    "adapter/test_law.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
-    "adapter/test_iteration_end.py", "adapter/test_law.py",
+    "adapter/test_iteration_end.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
-    "adapter/test_gradients.py", "test_zygote.py", "runtime/test_ddp_hook.py",
+    "adapter/test_found_counts.py", "adapter/test_slow_worker.py",
+    "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
 

@@ -130,10 +130,19 @@ class Controller(ABC):
         """Ask the other side to end, too, if that is this rank's part."""
 
     def _start_threads(self) -> None:
-        """The end of a subclass's `__init__`: messages may come from now on."""
-        for thread in self._threads:
-            wait_at_exit(thread)
-            thread.start()
+        """The end of a subclass's `__init__`: messages may come from now on.
+
+        Where not all threads can be started, nobody closes this: those that run end.
+        """
+        try:
+            for thread in self._threads:
+                wait_at_exit(thread)
+                thread.start()
+        except BaseException:
+            self._leaving.set()
+            self._ending.set()
+            self._jobs.put(None)
+            raise
 
     def _send(self, channel: Channel, message: dict[str, Any]) -> bool:
         """Send a message of this run, if the channel takes it now."""

@@ -1,15 +1,16 @@
-"""One rank of test_found_counts.py: 4 ranks in replicas, the last of which is slow for a while.
+"""One rank of test_found_counts.py: 2 replicas of 2 stages, one of which is slow for a while.
 
-Trains under stock Megatron first, then with shares of microbatches that are found. What has been
-found is printed as JSON, by rank 0. Arguments: a folder, the stages of a replica, and how one is
-slow: `calculated`, where seconds are not measured but follow from counts, on any machine; `slept`,
-where each forward waits besides; `emulated`, where ops wait as long as they compute.
+Trains under stock Megatron first, then with shares of microbatches that are found: by themselves,
+beside routes that help or do not, and with a rank that does not switch. What replicas take is not
+measured but follows from counts, on any machine. What has been found is printed as JSON, by rank 0.
+Argument: a folder.
 """
 
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,66 +26,64 @@ from rank_of_job import begin, mean_losses, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.adapter.pipeline import status  # noqa: E402
+from megatron_adaptra.adapter.sync import offers  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
+from megatron_adaptra.runtime.offer import Offer  # noqa: E402
 from megatron_adaptra.runtime.sync.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it
 BEHIND = 2  # a rank that does not switch with the others, in the last training
-ITERATIONS = 24
-MICROBATCH, STEP = 0.1, 0.05  # seconds, where they are calculated
-STAGES = int(sys.argv[2])
+ITERATIONS, SLOW = 24, 1  # a replica
+MICROBATCH, STEP = 0.1, 0.05  # seconds, calculated
 SHAPE = gpt.GPTShape(
-    stages=STAGES, microbatches=4, layers=2, hidden=16, heads=2, seq_length=16, dropout=0.0
+    stages=2, microbatches=4, layers=2, hidden=16, heads=2, seq_length=16, dropout=0.0
 )
-SLOW = 4 // STAGES - 1  # a replica
 
 
 def train(dataset: Any, activation: Any = None, iterations: int = ITERATIONS) -> dict[str, Any]:
-    """The mean loss, the counts and the seconds of each iteration; in which order ends are."""
-    arm = gpt.Arm.build(SHAPE, dataset)
-    function = gpt.forward_backward_function()
-    order = notes_ends(arm)
-    losses, counts, seconds = [], [], []
-    for _ in range(iterations):
-        began = time.monotonic()
-        arm.begin()
-        pairs = arm.forward_backward(function)
-        if activation is not None:
-            counts.append(activation.shares.plan.counts)
-        arm.optimizer.step()
-        arm.end()
-        seconds.append(time.monotonic() - began)
-        losses.append([float(loss) for loss in pairs])
-    means = mean_losses(losses)
+    """The mean loss of each iteration; with the plugin its counts, whether replicas had one plan in
+    it, and what Megatron's log shows; in which order ends are."""
+    arm, function = gpt.Arm.build(SHAPE, dataset), gpt.forward_backward_function()
+    order = list[str]()
+    arm.config.finalize_model_grads_func = noted(
+        order, "reduce", arm.config.finalize_model_grads_func
+    )
+    losses, counts, together, shown = [], [], [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShareVote, "start", noted(order, "vote", ShareVote.start))
+        starts = noted(order, "start", FoundCountsSource.starts)
+        patch.setattr(FoundCountsSource, "starts", starts)
+        for _ in range(iterations):
+            arm.begin()
+            pairs = arm.forward_backward(function)
+            if activation is not None:
+                counts.append(activation.shares.plan.counts)
+                run = activation.session.run
+                together.append(run is not None and not run.abandoned)
+                shown.append(status.summary(run))
+            arm.optimizer.step()
+            arm.end()
+            losses.append([float(loss) for loss in pairs])
+    rows = of_all_ranks([counts, together])
     return {
-        "losses": means, "counts": counts, "seconds": seconds, "digest": arm.digest(),
-        "order": list(order),
+        "losses": mean_losses(losses), "counts": counts, "together": together, "shown": shown,
+        "digest": arm.digest(), "order": order, "same": all(row == rows[0] for row in rows),
     }  # fmt: skip
 
 
-def notes_ends(arm: Any) -> list[str]:
-    """Gets in their order `start` of an iteration, `vote` on shares, and `reduce`.
+def noted(order: list[str], word: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same `function`, whose calls come into `order` as `word`."""
 
-    The last one is when gradients begin to be finalised.
-    """
-    order, finalize = list[str](), arm.config.finalize_model_grads_func
-    start, starts = ShareVote.start, FoundCountsSource.starts
+    def run(*args: Any, **kwargs: Any) -> Any:
+        order.append(word)
+        return function(*args, **kwargs)
 
-    def noted(word: str, function: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            order.append(word)
-            return function(*args, **kwargs)
-
-        return run
-
-    arm.config.finalize_model_grads_func = noted("reduce", finalize)
-    ShareVote.start = noted("vote", start)  # type: ignore[method-assign]
-    FoundCountsSource.starts = noted("start", starts)  # type: ignore[method-assign]
-    return order
+    return run
 
 
 def calculate(replica: int) -> None:
@@ -94,7 +93,7 @@ def calculate(replica: int) -> None:
     def calculated(iteration: int, counts: tuple[int, ...]) -> list[float]:
         slow = SLOW if FROM <= iteration < TO else None
         each = enumerate(counts)
-        return [MICROBATCH * (n + STAGES - 1) * (2 if one == slow else 1) for one, n in each]
+        return [MICROBATCH * (n + SHAPE.stages - 1) * (2 if one == slow else 1) for one, n in each]
 
     def knows(self: ScheduleTimes, iteration: int) -> Timed | None:
         timed = known(self, iteration)
@@ -112,16 +111,15 @@ def calculate(replica: int) -> None:
     FoundCountsSource.ended = ends  # type: ignore[method-assign]
 
 
-def sleep(replica: int, activation: Any) -> None:
-    """From now on forwards of a replica take as long on any machine, or twice as long."""
-    forward = gpt._forward_step
+def answered(leaves: float) -> None:
+    """From now on routes are expected to leave that share of an iteration."""
+    real = offers._of_routes
 
-    def slept(*args: Any, **kwargs: Any) -> Any:
-        slow = replica == SLOW and FROM <= activation.shares._iteration < TO
-        time.sleep(MICROBATCH / 2 * (2 if slow else 1))
-        return forward(*args, **kwargs)
+    def of_routes(session: Any) -> Offer | None:
+        real(session)  # which fails for nobody
+        return Offer(0, leaves, standing=True)
 
-    gpt._forward_step = slept
+    offers._of_routes = of_routes
 
 
 def stay_behind() -> None:
@@ -136,39 +134,35 @@ def stay_behind() -> None:
 
 
 def shares(
-    settings: AdaptraConfig, dataset: Any, sleeps: bool = False, iterations: int = ITERATIONS
+    folder: Path, dataset: Any, name: str, iterations: int = ITERATIONS, **settings: Any
 ) -> dict[str, Any]:
-    """What a training with the plugin has found."""
-    activation = activate(settings)
-    if sleeps:
-        sleep(mpu.get_data_parallel_rank(), activation)
+    """What a training with the plugin has found, whose files have this `name`."""
+    files = {"decision_log": str(folder / f"{name}.jsonl"), "record": str(folder / name)}
+    activation = activate(AdaptraConfig(timeout=60.0, **files, **settings))
     try:
-        return train(dataset, activation, iterations)
+        found = train(dataset, activation, iterations)
+        return {**found, "planned": activation.session.context.replicas}
     finally:
         activation.undo()
 
 
 def main() -> None:
-    folder, how = Path(sys.argv[1]), sys.argv[3]
+    folder = Path(sys.argv[1])
     prefix = begin(folder)
     gpt.initialize(SHAPE, timeout=60)
     dataset = gpt.build_dataset(prefix, SHAPE, ITERATIONS * 8 * 4)
-    stock = train(dataset)
-    emulated = [f"{SLOW}.0:2x@{FROM}..{TO}"] if how == "emulated" else []
-    files = {"decision_log": str(folder / "decisions.jsonl"), "record": str(folder / "record")}
-    settings = AdaptraConfig(sync="share", timeout=60.0, emulate_worker=emulated, **files)
-    replica = mpu.get_data_parallel_rank()
-    if how == "calculated":
-        calculate(replica)
-        pace()
-    shared = shares(settings, dataset, how == "slept")
-    rows = of_all_ranks(shared["counts"])
-    same = all(row == rows[0] for row in rows)
-    found = {"stock": stock, "shared": shared, "same": same}
-    if how == "calculated":
-        if dist.get_rank() == BEHIND:
-            stay_behind()
-        found["behind"] = of_all_ranks(shares(settings, dataset, iterations=TO))
+    found = {"stock": train(dataset)}
+    calculate(mpu.get_data_parallel_rank())
+    pace()
+    ours = partial(shares, folder, dataset)
+    found["shared"] = ours("shared", sync="share")
+    answered(1.0)
+    found["routes leave all"] = ours("left", sync="auto", reroute="swap", allreduce="auto")
+    answered(0.55)
+    found["routes are enough"] = ours("enough", sync="auto", reroute="swap")
+    if dist.get_rank() == BEHIND:
+        stay_behind()
+    found["behind"] = of_all_ranks(ours("behind", TO, sync="share"))
     show("FOUND", found)
     dist.destroy_process_group()
 

@@ -39,22 +39,24 @@ CORE = {
     "runtime.guard": "the line itself",
     "runtime.guarded_probe": "the line, around what measures",
     "runtime.agreement": "decides together with the other ranks which schedule is in force",
+    "runtime.sync.share_vote": "decides together with them whether replicas run by other counts",
     "runtime.bundle": "what is in force",
     "runtime.mailbox": "sends and takes the training's messages",
     "runtime.executor": "runs the ops",
     "runtime.collectives": "carries values that the training computes with",
     "runtime.watchdog": "ends a training whose peers are lost, and says whom it waited for",
     "runtime.signals": "ends a training that a signal asks to end",
+    "device.host": "a clock, to which share_times has no guard",
     "runtime.process_location": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }
 # Parts of the adapter that are not needed to run an op.
 BESIDE = (
     "adapter.pipeline.status", "adapter.pipeline.memory",
-    "adapter.entry.checkpoint", "adapter.entry.training_log",
+    "adapter.entry.checkpoint", "adapter.entry.training_log", "adapter.sync.found_counts",
 )  # fmt: skip
 # The last holds a message of the training back, where the user asks for it.
-DECIDES = ("runtime.agreement", "transport.emulate")
+DECIDES = ("runtime.agreement", "runtime.sync.share_vote", "transport.emulate")
 KINDS = ("raise", "garbage", "hang")
 PATIENCE = 300.0  # seconds
 GARBAGE = (object(), "garbage", -1)

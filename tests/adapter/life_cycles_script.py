@@ -61,21 +61,14 @@ def cycles() -> list[tuple[dict[str, Any], Any]]:
     """Settings, and what a checkpoint's file holds; the first two plans fit."""
     even = (0.01,) * STAGES
     slow = Conditions(COUNT, even, even, even, both_ways({1: 0.05}))
-    chunks = Conditions(2 * STAGES, even, even, even, chunks=2)
     deeper = plan(make_plan(slow, "warmup").schedule)
     halves = plan(make_plan(slow, "zb-h2").schedule)
-    two = plan(make_plan(chunks, "interleaved").schedule)
     native, executor = {"engine": "native"}, {"engine": "executor"}
     return [
         (native, deeper),
         (executor, halves),
         (native, halves),
-        (executor, two),
-        (native, {**deeper, "delays": {"0>1": "long"}}),
-        ({**executor, "policy": "zb-h1"}, deeper),
-        ({**native, "activation_budget": "3"}, deeper),
         (executor, "it cannot be read"),
-        (executor, [deeper]),
         (native, None),
     ]
 

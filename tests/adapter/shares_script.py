@@ -39,7 +39,6 @@ from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
 from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 VOCABULARY, LENGTH, LAYERS = 32, 8, 2
-FAULTS = ("raises", "nonsense", "nothing", "other counts", "other shape")  # of a source
 SCALE = 8.0  # of losses, as an optimizer for half precision has one
 
 
@@ -166,15 +165,9 @@ class Planned:
     def begin(self, iteration: int, voted: tuple[int, ...] | None) -> Any:
         assert voted is None
         plan = self._plans[min(iteration, len(self._plans) - 1)]
-        if iteration < self._first or self._fault not in FAULTS:
+        if iteration < self._first or self._fault != "other counts":
             return plan
-        if self._fault == "raises":
-            raise RuntimeError("injected")
-        return {
-            "nonsense": "garbage", "nothing": None,
-            "other counts": SyncPlan(plan.microbatches, plan.counts[::-1]),
-            "other shape": SyncPlan.full_of(plan.replicas, plan.microbatches + 1),
-        }[self._fault]  # fmt: skip
+        return SyncPlan(plan.microbatches, plan.counts[::-1])
 
     def gives(self, iteration: int) -> tuple[None, None]:
         return None, None
@@ -185,8 +178,6 @@ class Planned:
     def ended(self, row: ReplicaRow) -> None:
         assert len(row.microbatches) == len(row.seconds)
         assert all(one > 0 for one in row.seconds)
-        if self._fault == "deaf" and row.iteration >= self._first:
-            raise RuntimeError("injected")
         self.ended_with.append(list(row.microbatches))
 
     def close(self) -> None:

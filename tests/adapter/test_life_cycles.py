@@ -10,7 +10,7 @@ from running import zygote
 from seeding import new_seed
 
 SCRIPT = Path(__file__).with_name("life_cycles_script.py")
-CYCLES, FITTING, RANKS = 10, 2, 3
+CYCLES, FITTING, RANKS = 5, 2, 3
 UNFIT = "adaptra: the checkpoint's plan does not fit, starting from "
 
 

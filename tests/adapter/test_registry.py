@@ -18,7 +18,6 @@ import pytest
 from running import zygote
 from trainings import (
     HAS_TRAINING,
-    NO_TRAINING,
     TRAINING,
     Done,
     execute,
@@ -172,14 +171,13 @@ def test_one_function_sets_attributes() -> None:
     assert found == {"patch_attr.py", "cpu.py"}  # the latter: stand-ins where there is no CUDA
 
 
-@pytest.mark.parametrize("name", PATCHES)
-def test_an_entry_says_what_a_reader_needs(name: str) -> None:
-    entry = PATCHES[name]
-    assert entry.why
-    assert entry.when
-    assert not entry.why.endswith(".")
-    assert entry.targets
-    assert all(re.fullmatch(r"[\w.]+:(\w+\.)?\w+", target) for target in entry.targets)
+def test_an_entry_says_what_a_reader_needs() -> None:
+    for entry in PATCHES.values():
+        assert entry.why
+        assert entry.when
+        assert not entry.why.endswith(".")
+        assert entry.targets
+        assert all(re.fullmatch(r"[\w.]+:(\w+\.)?\w+", target) for target in entry.targets)
 
 
 def found(text: str) -> list[dict[str, Any]]:
@@ -203,30 +201,20 @@ def test_in_ones_own_script_all_is_taken_back(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return own_script("missing", tmp_path_factory.mktemp("missing"))
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "target"), TARGETS)
-def test_without_a_target_happens_what_its_entry_says(
-    name: str, target: str, without: list[dict[str, Any]]
-) -> None:
-    (row,) = (r for r in without if (r.get("entry"), r.get("target")) == (name, target))
-    if "why" in row:
-        assert not HAS_TRAINING
-        pytest.skip(NO_TRAINING)
-    entry = PATCHES[name]
-    if not entry.feature:
-        assert f"{target} does not exist" in row["stock"]
-    else:
-        assert row["off"][name] == target
-        assert f"off: {entry.feature}: this Megatron has no {target}" in row["printed"]
-
-
-@pytest.mark.long
-def test_without_an_optional_target_training_goes_on(without: list[dict[str, Any]]) -> None:
+def test_without_a_target_happens_what_its_entry_says(tmp_path: Path) -> None:
+    """Without an optional one training goes on."""
+    without = own_script("missing", tmp_path)
+    for name, target in TARGETS:
+        (row,) = (r for r in without if (r.get("entry"), r.get("target")) == (name, target))
+        entry = PATCHES[name]
+        if "why" in row:
+            assert not HAS_TRAINING, target
+        elif not entry.feature:
+            assert f"{target} does not exist" in row["stock"]
+        else:
+            assert row["off"][name] == target
+            assert f"off: {entry.feature}: this Megatron has no {target}" in row["printed"]
     trained = [row for row in without if row["case"] == "trained"]
     assert {row["entry"] for row in trained} == {"recompute", "interleaved-messages"}
     assert all(row["same"] and not row["made"] for row in trained)
@@ -270,14 +258,20 @@ def test_in_the_training_program_all_is_taken_back(engine: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("names", "printed"),
     [
-        ("train_step", ["training goes on as stock Megatron: .*training:train_step does not"]),
-        ("parse_args", ["training goes on as stock Megatron: .*arguments:parse_args does not"]),
+        pytest.param(
+            "train_step", ["training goes on as stock Megatron: .*training:train_step does not"],
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            "parse_args", ["training goes on as stock Megatron: .*arguments:parse_args does not"],
+            marks=pytest.mark.large,
+        ),
         (
             "logical_and_across_model_parallel_group,should_run_forward_backward,print_rank_last",
             ["off: results of a step", "off: reruns", "off: the plan in Megatron's log"],
         ),
     ],
-)
+)  # fmt: skip
 def test_a_megatron_with_other_names_trains(names: str, printed: list[str], tmp_path: Path) -> None:
     """Its sources have these names changed, so that it works without them."""
     words = words_of(tmp_path, 2, "--adaptra", iterations=6)

@@ -6,11 +6,9 @@ from iteration to iteration.
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import tempfile
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,12 @@ SCRIPT = Path(__file__).with_name("shares_script.py")
 WITHIN = 1e-12
 EACH = 3  # microbatches of a replica in stock
 FIRST = 3  # the iteration from which on a fault is there
-# Of faults, the plans that are in force: the one of iteration FIRST, and what follows.
-FAULTS = {
-    "raises": "full", "nonsense": "full", "nothing": "full", "other counts": "full",
-    "other shape": "full", "unread": "full", "ends": "full", "deaf": "planned",
-}  # fmt: skip
+# The plans that are in force with a fault that no function of ours has, which test_law.py plants:
+# the one of iteration FIRST, and what follows.
+FAULTS = ("other counts", "unread", "ends")
 HEALTHY = {"fault": "", "ranks": [], "first": 0}
 AXES = {
-    "layout": ((1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (2, 4)),  # stages, replicas
+    "layout": ((1, 2), (1, 3), (2, 2), (2, 4)),  # stages, replicas
     "optimizer": ("plain", "distributed"),
     "overlap": (False, True),
     "form": ("mean", "tokens", "per token"),  # of the loss
@@ -70,35 +66,14 @@ def cases(axes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def failing() -> list[dict[str, Any]]:
-    """Every fault on one rank, with one stage and with two."""
+    """Every fault on one rank: of the last stage of replica 1."""
     plans = [[EACH, EACH], [2, 4], [2, 4], [1, 5], [1, 5]]
-    found = []
-    for stages, fault in product((1, 2), FAULTS):
-        row = {"optimizer": "plain", "overlap": True, "form": "mean", "engine": "executor"}
-        name = f"{stages} stages, {fault}"
-        ranks = [stages * 2 - 1]  # the last stage of replica 1
-        case = {"name": name, "words": name, "stages": stages, "plans": plans, "ranks": ranks}
-        found.append({**row, **case, "fault": fault, "first": FIRST})
-    return found
+    row = {"optimizer": "plain", "overlap": True, "form": "mean", "engine": "executor"}
+    case = {**row, "stages": 2, "plans": plans, "ranks": [3], "first": FIRST}
+    return [{**case, "name": fault, "words": fault, "fault": fault} for fault in FAULTS]
 
 
 Found = dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]
-
-
-@pytest.fixture
-def quick(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("--quick"))
-
-
-@pytest.fixture
-def trained(quick: bool) -> Found:
-    return of_all(quick)
-
-
-@functools.cache
-def of_all(quick: bool) -> Found:
-    """Cases without faults."""
-    return run(cases(QUICK if quick else AXES))[0]
 
 
 def run(cases: list[dict[str, Any]]) -> tuple[Found, str]:
@@ -123,62 +98,37 @@ def run(cases: list[dict[str, Any]]) -> tuple[Found, str]:
     return found, text
 
 
-def test_every_pair_of_settings_is_trained(trained: Found, quick: bool) -> None:
-    cases = [case for case, _ in trained.values()]
-    layouts = (QUICK if quick else AXES)["layout"]
-    assert {(case["stages"], len(case["plans"][0])) for case in cases} == set(layouts)
-    assert {case["engine"] for case in cases} == set(AXES["engine"])
+def test_gradients_and_losses_are_those_of_one_process(pytestconfig: pytest.Config) -> None:
+    """Each sample runs once, where its plan has it, with every pair of settings.
 
-
-def test_gradients_are_those_of_one_process(trained: Found) -> None:
+    The source learns what an iteration took in the next one: of the last nobody asks.
+    """
+    found, _ = run(cases(QUICK if pytestconfig.getoption("--quick") else AXES))
     worst = 0.0
-    for case, ranks in trained.values():
+    for case, ranks in found.values():
+        replicas, words = len(case["plans"][0]), case["words"]
         for rank in ranks:
-            for plan, found in zip(case["plans"], rank["iterations"], strict=True):
-                assert found["plan"] == plan, case["words"]
-                assert found["apart"] <= WITHIN, case["words"]
-                worst = max(worst, found["apart"])
-    print(f"gradients differ by {worst:.1e} at most, of {len(trained)} cases")
-
-
-def test_the_loss_is_that_of_the_whole_batch(trained: Found) -> None:
-    for case, ranks in trained.values():
-        last = [rank for rank in ranks if rank["place"][1] == case["stages"] - 1]
-        assert len(last) == len(case["plans"][0])
-        for rank in last:
-            assert all(found["loss"] <= WITHIN for found in rank["iterations"]), case["words"]
-
-
-def test_each_sample_runs_once_where_its_plan_has_it(trained: Found) -> None:
-    for case, ranks in trained.values():
-        replicas = len(case["plans"][0])
-        for iteration, counts in enumerate(case["plans"]):
-            first = iteration * EACH * replicas
-            plan = SyncPlan(EACH, tuple(counts))
-            for rank in ranks:
-                found, replica = rank["iterations"][iteration], rank["place"][0]
+            replica, stage = rank["place"]
+            assert rank["ended"] == case["plans"][:-1], words
+            for iteration, (counts, one) in enumerate(
+                zip(case["plans"], rank["iterations"], strict=True)
+            ):
+                first, plan = iteration * EACH * replicas, SyncPlan(EACH, tuple(counts))
+                assert one["plan"] == counts, words
+                assert one["apart"] <= WITHIN, words
+                assert stage < case["stages"] - 1 or one["loss"] <= WITHIN, words
                 wanted = [first + j * replicas + home for home, j in plan.share(replica)]
-                assert found["ran"] == wanted, case["words"]
-                assert found["next"] == first + EACH * replicas + replica, "its own position"
-
-
-def test_the_source_learns_what_each_iteration_took(trained: Found) -> None:
-    """In the next one: of the last nobody asks."""
-    for case, ranks in trained.values():
-        for rank in ranks:
-            assert rank["ended"] == case["plans"][:-1], case["words"]
+                assert one["ran"] == wanted, words
+                assert one["next"] == first + EACH * replicas + replica, "its own position"
+                worst = max(worst, one["apart"])
+    print(f"gradients differ by {worst:.1e} at most, of {len(found)} cases")
 
 
 @pytest.mark.long
 def test_where_a_rank_fails_all_go_on_together_as_stock() -> None:
     found, text = run(failing())
-    faults = [case["fault"] for case, _ in found.values()]
-    assert set(faults) == set(FAULTS)
-    full = [EACH, EACH]
     for case, ranks in found.values():
-        plans = case["plans"]
-        if FAULTS[case["fault"]] == "full":
-            plans = [*plans[:FIRST], *[full] * (len(plans) - FIRST)]
+        plans = [*case["plans"][:FIRST], *[[EACH, EACH]] * (len(case["plans"]) - FIRST)]
         for rank in ranks:
             assert [one["plan"] for one in rank["iterations"]] == plans, case["words"]
             assert all(one["apart"] <= WITHIN for one in rank["iterations"]), case["words"]
@@ -186,9 +136,8 @@ def test_where_a_rank_fails_all_go_on_together_as_stock() -> None:
             assert [one["next"] for one in rank["iterations"]] == [
                 (iteration + 1) * EACH * 2 + replica for iteration in range(len(plans))
             ]
-    # Once per case by rank 0; and of what cannot be read by the rank that has failed.
-    ended = sum(FAULTS[fault] == "full" and fault != "ends" for fault in faults)
+    # Once per case by rank 0, but where the data end; of what cannot be read by the rank itself.
     line = "replicas run as many microbatches each: from iteration 4 on, as "
-    assert text.count(line) == ended
+    assert text.count(line) == len(FAULTS) - 1
     unread = "cannot read batches of other replicas, training goes on with its own"
-    assert text.count(unread) == faults.count("unread") > 0
+    assert text.count(unread) == 1

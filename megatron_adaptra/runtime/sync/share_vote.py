@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from megatron_adaptra.telemetry.host_use import HostUse
 READY, ENDED, FAILED, DIFFERENT = range(4)
 _NS = 1e9  # of a second
 _LONGEST = 1e9  # seconds; what is more, or less than 0, is nonsense
+T = TypeVar("T")
 
 
 class Given(NamedTuple):
@@ -80,7 +82,8 @@ class ShareVote:
         if given.seconds is not None and not unknown:
             each[replica] = round(_NS * given.seconds)
         if isinstance(given.use, HostUse):
-            uses[replica] = given.use.packed()
+            packed = _tried(given.use.packed)
+            uses[replica] = packed if type(packed) is int else 0
         row = [word, number, -number, unknown, *each, *uses, *self._counts(given)]
         words = torch.tensor(row, dtype=torch.int64)
         options = dist.AllreduceOptions()
@@ -110,7 +113,7 @@ class ShareVote:
         return Voted(
             word if most == -least or word == FAILED else DIFFERENT,
             None if unknown else tuple(one / _NS for one in each),
-            tuple(HostUse.unpacked(one) if one else None for one in uses),
+            tuple(_tried(HostUse.unpacked, one) if one else None for one in uses),
             tuple(counts) if any(counts) else None,
         )
 
@@ -121,3 +124,10 @@ class ShareVote:
             if asked is not None:
                 asked[0].wait(timedelta(seconds=waits.CLOSE))
             dist.destroy_process_group(self._group)
+
+
+def _tried(function: Callable[..., T], *args: Any) -> T | None:
+    """What `function(*args)` returns; None where it fails: a busy host's name ends no training."""
+    with contextlib.suppress(Exception):
+        return function(*args)
+    return None
