@@ -1,7 +1,8 @@
-"""Every command of README and getting started runs, as it stands there.
+"""Commands of README and getting started run as they stand there, or have options that are known.
 
-A new one is run by itself. What takes minutes gets small sizes by its own flags, and placeholders
-are filled in (documented.py).
+Those that set up, install, patch and train run; what takes minutes gets small sizes by its own
+flags, and placeholders are filled in (documented.py). Of `adaptra` others are read by its parser:
+tests/cli runs them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ COMMANDS = list(dict.fromkeys(command for text in TEXTS for command in commands(
 NOT_RUN = ("scripts/test.sh",)  # would run this test
 # What a command needs, by what stands in it, beside the clone.
 TRAINS = re.compile(r"torchrun|--smoke")  # with Megatron's own program
-COLD = re.compile(r"quickstart|pip |bench|compare|demo --netlab")
-# What other tests train or measure: here its options are read, and --full runs it as it stands.
-ELSEWHERE = re.compile(
-    r"quickstart\S* -|bench (hol|allreduce|collective)|--netlab|netlab run|nproc-per-node 8 ~"
-)
+READ = re.compile(r"quickstart\S* -|adaptra (?!demo --help|bench p2p|netlab run)")
+COLD = re.compile(r"quickstart|pip |bench")
+LARGE = re.compile(r"netlab run|nproc-per-node 8 ~")  # other trainings over both run in CI
 STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip |git |python )")
 
 
 def cases(trains: bool) -> list[object]:
-    marks = {COLD: pytest.mark.cold, ELSEWHERE: pytest.mark.large}
+    marks = {COLD: pytest.mark.cold, LARGE: pytest.mark.large}
 
     def marks_of(command: str) -> list[pytest.MarkDecorator]:
         return [mark for kind, mark in marks.items() if kind.search(command)]
@@ -40,7 +39,8 @@ def cases(trains: bool) -> list[object]:
     return [
         pytest.param(command, id=command, marks=marks_of(command))
         for command in COMMANDS
-        if command not in NOT_RUN and bool(TRAINS.search(command)) is trains
+        if command not in NOT_RUN and not READ.search(command)
+        if bool(TRAINS.search(command)) is trains
     ]
 
 
@@ -74,9 +74,7 @@ def test_it_runs(command: str, clone: Clone) -> None:
     run(clone, command)
 
 
-@pytest.mark.parametrize(
-    "command", [one for one in COMMANDS if ELSEWHERE.search(one) and "torchrun" not in one]
-)
+@pytest.mark.parametrize("command", [one for one in COMMANDS if READ.search(one)])
 def test_its_options_are_known(command: str) -> None:
     script, *words = shlex.split(command)
     words = ["demo", *words] if "quickstart" in script else words
@@ -102,7 +100,7 @@ def test_all_commands_are_found() -> None:
     assert len(COMMANDS) > len(NOT_RUN) + 15
 
 
-@pytest.mark.parametrize("line", ["adaptra plam", "adaptra plan --profile job.yaml", "no-command"])
+@pytest.mark.parametrize("line", ["adaptra plam", "no-command"])
 def test_one_that_cannot_run_fails(line: str, clone: Clone) -> None:
     (command,) = commands(f"text\n\n```bash\n{line}    # a comment\n```\n")
     assert command == line
