@@ -114,13 +114,16 @@ def one_goes(me, stages, lost):
         return str(error)
 
 
-@pytest.mark.parametrize(("lost", "silent"), [(1, False), (2, True)])  # a leader, and a member
-def test_all_name_the_missing_rank(lost, silent):
-    with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
+@pytest.mark.parametrize(
+    ("stages", "lost", "silent"),  # a leader, a member, and on one level
+    [(UNEVEN, 1, False), (UNEVEN, 2, True), ((0, 1, 2), 2, False)],
+)
+def test_all_name_the_missing_rank(stages, lost, silent):
+    with Processes(one_goes, stages, lost, ranks=len(stages)) as processes:
         assert processes.reported(lost) == "ready"
         if not silent:
             processes.kill(lost)
-        words = [processes.result(rank) for rank in range(6) if rank != lost]
+        words = [processes.result(rank) for rank in range(len(stages)) if rank != lost]
     named = [
         f"waited for rank {lost} to send its part of all-gather 1" in printed for printed in words
     ]

@@ -1,4 +1,4 @@
-"""All-gathers, the backend's order of sums, and the collectives of torch that go through both."""
+"""The backend's order of sums, and the collectives of torch that go through all-gathers and it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives import collective, reduction
-from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.collective import FIRST, FIRST_RETRY
 from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS, SmallCollectives
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -46,31 +44,6 @@ def served_by(me, stages, mode="on", **options):
 def everywhere(body, *args, ranks):
     with Processes(body, *args, ranks=ranks) as processes:
         return [processes.result(rank) for rank in range(ranks)]
-
-
-def exchange_of(me, ranks, nbytes=512, channel=0, timeout=PATIENCE):
-    store = dist.PrefixStore("exchange", dist.distributed_c10d._get_default_store())
-    group = dist.ProcessGroupGloo(store, me.rank, ranks, dist.default_pg_timeout)
-    return FlatAllGather(group, [f"rank {i}" for i in range(ranks)], nbytes, timeout, channel)
-
-
-def one_goes(me):
-    exchange = exchange_of(me, 3)
-    exchange.run(torch.zeros(1, dtype=torch.uint8))
-    me.meet()
-    if me.rank == 2:
-        return "gone"
-    try:
-        while True:
-            exchange.run(torch.zeros(1, dtype=torch.uint8))
-    except PeerLost as error:
-        return str(error)
-
-
-def test_a_missing_rank_is_named():
-    words = everywhere(one_goes, ranks=3)
-    assert words[2] == "gone"
-    assert any("rank 2" in word for word in words[:2]), words
 
 
 def backend_orders(me, ranks):

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from soft_roce.verbs_pair import (
     ENDS,
@@ -139,20 +138,6 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
         assert sent[rank] + sent[2 + rank] >= needed, sent
         assert min(sent[rank], sent[2 + rank]) >= 0.2 * needed, sent
     return f"packets {sent}"
-
-
-@case
-def messages_are_carried_as_nccls_variables_ask() -> None:
-    """Real verbs take the values; no switch looks at them here, and there is one partition."""
-    values = {"TC": "106", "SL": "3", "PKEY": "0", "TIMEOUT": "18", "RETRY_CNT": "7"}
-    with patch.dict(os.environ, {f"NCCL_IB_{name}": value for name, value in values.items()}):
-        with Pair(_sizes, fallback=False) as pair:
-            for rank in range(2):
-                assert pair.report(rank) == "connected"
-                pair.send(rank, "go")
-            found = results(pair)
-    assert [wrong for wrong, _ in found] == [[], []]
-    assert [way.count("rail") for _, way in found] == [RAILS, RAILS]
 
 
 def _streams(
