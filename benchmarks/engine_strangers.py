@@ -24,7 +24,7 @@ from typing import Any
 from megatron_adaptra.demo.launch import launch, prepare
 from megatron_adaptra.demo.options import DemoOptions
 
-STRANGER = Path(__file__).parents[1] / "tests" / "transport" / "stranger.py"
+STRANGER = Path(__file__).parents[1] / "tests" / "network" / "transport" / "stranger.py"
 FIRST, SETTLE = 10, 2  # iterations that are not counted: of the run, of a stretch
 NICE = 19
 ANSWER, HELLO, PROOF = 128, 84, 32

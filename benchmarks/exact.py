@@ -1,7 +1,7 @@
 """The optimum of a small job, proven by OR-tools' CP-SAT solver (`pip install ortools`).
 
 It shows how far the planners are from it; jobs as they run in production are too large for it.
-Before a release this writes tests/plan/small_optima.json, which has to stay as it is:
+Before a release this writes tests/unit/plan/small_optima.json, which has to stay as it is:
 
     python benchmarks/exact.py [CASES] [SECONDS PER CASE]
 """
@@ -33,7 +33,8 @@ from megatron_adaptra.plan.search.compaction import merge_backwards
 from megatron_adaptra.plan.search.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 from plan.small_cases import OPTIMA, small_case
 
 MOST_OPS = 800  # 8 stages, 32 microbatches in halves: proven in half a minute; 0.4 GB of memory

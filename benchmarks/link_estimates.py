@@ -21,7 +21,8 @@ from common import markdown
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.telemetry.estimate import Estimator
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 from telemetry.traffic import MS, Link, Traffic
 
 BASE, HEALTHY, AFTER = 1 * MS, 30, 10

@@ -1,4 +1,4 @@
-"""What measurement costs a healthy training over the fake machine of tests/fakes/cuda.
+"""What measurement costs a healthy training over the fake machine of tests/support/fakes/cuda.
 
 One training; in every second block of iterations Megatron's function and torch's collectives run
 without the plugin. Each measured block is compared with those around it, median by median. With
@@ -24,7 +24,7 @@ from common import interval, markdown
 from megatron_adaptra.cli.output import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts")]
 
 from fakes.cuda import machine  # noqa: E402
 from megatron_lm_rows import FLAGS  # noqa: E402

@@ -20,7 +20,9 @@ from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 
-PROGRAM = Path(__file__).resolve().parents[1] / "tests" / "adapter" / "pretrain_gpt_small.py"
+PROGRAM = (
+    Path(__file__).resolve().parents[1] / "tests" / "train" / "ranks" / "pretrain_gpt_small.py"
+)
 BLOCK = int(os.environ["MEASUREMENT_BLOCK"])
 PROBES = os.environ["MEASUREMENT_OF"] == "probes"
 measured, step, exchange = Session.forward_backward, training.train_step, LinkProbes.exchange

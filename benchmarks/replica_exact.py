@@ -1,6 +1,6 @@
 """The optimum of a small job of several replicas, proven by OR-tools' CP-SAT solver.
 
-Figures of docs/evidence/planner.md, and OPTIMA of tests/plan/replica_cases.py, are printed by
+Figures of docs/evidence/planner.md, and OPTIMA of tests/unit/plan/replica_cases.py, are printed by
 
     pip install ortools; python benchmarks/replica_exact.py [FIRST SEED] [CASES] [OPS PER PLAN]
 
@@ -27,7 +27,8 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.reroute import OPS, ReplicaPlan, plan_replicas
 from megatron_adaptra.sim.clock import simulate
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 from plan.replica_cases import small_job
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 `python benchmarks/slow_workers.py`. An op takes its seconds times a lognormal jitter, one of a
 hundred five times as long; a worker reports the medians of the 8 ops of each kind of an iteration.
 Of each worker's iterations 2 % are a burst, as a whole about 1.6 times as long (lognormal, sigma
-0.5). What is decided is accepted at once. See tests/telemetry/workers.py.
+0.5). What is decided is accepted at once. See tests/unit/telemetry/workers.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from common import markdown
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.telemetry.slow_workers import SlowWorkers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 from telemetry.workers import BURSTS, jittery
 
 SIGMAS = (0.05, 0.1, 0.25)

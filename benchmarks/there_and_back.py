@@ -1,4 +1,4 @@
-"""Off NCCL's messages and back, three times in a training over the fake machine (tests/fakes/cuda).
+"""Off NCCL's messages and back, three times in a training over the fake machine (fakes/cuda).
 
 A link gets slower by some milliseconds for both kinds of messages, which otherwise take what they
 take: NCCL's a delay, ours their bytes on a thin link. Stock trains over the same links. "Back
@@ -24,12 +24,12 @@ from common import markdown
 from megatron_adaptra.cli.output import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts")]
 
 from fakes.cuda import machine  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
-SCRIPT = ROOT / "tests" / "fake_cuda" / "pretrain_changing_links.py"
+SCRIPT = ROOT / "tests" / "device" / "fake_cuda" / "pretrain_changing_links.py"
 ON_GPUS = ("--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad")
 MESSAGE = 4 * 32 * 64  # bytes of one of FLAGS' job
 FIRST, SLOW, HEALED = 10, 14, 20  # iterations

@@ -217,7 +217,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pairs", type=int, default=1, metavar="N",
         help="run all rows N times in turns; ratios are medians of turns (default: 1)")  # fmt: skip
     add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}; the first is compared with")
-    add("--script", type=Path, default=ROOT / "tests/adapter/pretrain_gpt_small.py",
+    add("--script", type=Path, default=ROOT / "tests/train/ranks/pretrain_gpt_small.py",
         help="training script, such as a checkout's pretrain_gpt.py (default: a small one, which "
         "needs megatron-core 0.17 or newer)")  # fmt: skip
     add("--seed", type=int, default=0, help="of jitter and loss")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the suite notice? Put one deliberate fault after the other into a copy, and run its tests.
 
-    .venv/bin/python scripts/faults.py --jobs 3    all of tests/faults, three at a time
+    .venv/bin/python scripts/faults.py --jobs 3    all of tests/release/faults, three at a time
     .venv/bin/python scripts/faults.py late-swap   this one; several may be named
     .venv/bin/python scripts/faults.py --list
 
@@ -30,7 +30,7 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path.insert(0, str(ROOT / "tests" / "release" / "faults"))
 
 from fitting import Fault, Misfit, changed, load  # noqa: E402
 

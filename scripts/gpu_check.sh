@@ -18,5 +18,5 @@ else
   fi
   python=$venv/bin/python
 fi
-export PYTHONPATH=$PWD:$PWD/scripts:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD:$PWD/scripts:$PWD/tests/support:$PWD/tests/train/ranks:$PWD/tests/network${PYTHONPATH:+:$PYTHONPATH}
 exec "$python" -m gpu_check "$@"

@@ -29,19 +29,19 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "faults")]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "release" / "faults")]
 
 from faults import Copy, NotCaught, run_tests  # noqa: E402
 
 PRODUCT = "megatron_adaptra"
 # What is mutated below it, how many mutants of it, and the tests that have to notice.
 PACKAGES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "ir": (70, ("tests/ir",)),
-    "model": (40, ("tests/model", "tests/plan")),
-    "sim": (50, ("tests/sim",)),
-    "plan": (60, ("tests/plan",)),
-    "telemetry": (60, ("tests/telemetry",)),
-    "runtime/agreement.py": (20, ("tests/runtime",)),
+    "ir": (70, ("tests/unit/ir",)),
+    "model": (40, ("tests/unit/model", "tests/unit/plan")),
+    "sim": (50, ("tests/unit/sim",)),
+    "plan": (60, ("tests/unit/plan",)),
+    "telemetry": (60, ("tests/unit/telemetry",)),
+    "runtime/agreement.py": (20, ("tests/unit/runtime",)),
 }
 NEAREST = 4  # test files; more of them notice hardly more, and each takes its time
 HANG = 600.0  # seconds of one test, and of what it waits for, on a busy machine
@@ -99,7 +99,10 @@ def text_of(mutant: Mutant) -> str:
 
 def file_of(module: str) -> Path | None:
     """The file of a module of the product or of what tests import from each other."""
-    for folder in (ROOT, ROOT / "tests", *(ROOT / "tests" / p for p in ("ir", "plan"))):
+    for folder in (
+        ROOT,
+        *(ROOT / "tests" / p for p in ("support", "unit", "unit/ir", "unit/plan")),
+    ):
         path = folder / Path(*module.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():

@@ -17,34 +17,34 @@ export OMP_NUM_THREADS=1
 # What the short run proves. Nothing of it is cold, crowded or compared by the clock.
 short=(
   # Orders of ops, their check and their bounds; the simulator; the planners against known optima.
-  tests/ir tests/model/test_bounds.py tests/sim/test_clock.py tests/sim/test_jitter.py
-  tests/plan/test_warmup.py tests/plan/test_adaptive.py tests/plan/test_baselines.py
-  tests/plan/test_fixed.py tests/plan/test_dispatch.py
+  tests/unit/ir tests/unit/model/test_bounds.py tests/unit/sim/test_clock.py tests/unit/sim/test_jitter.py
+  tests/unit/plan/test_warmup.py tests/unit/plan/test_adaptive.py tests/unit/plan/test_baselines.py
+  tests/unit/plan/test_fixed.py tests/unit/plan/test_dispatch.py
   # What links take, estimated from what a training sees.
-  tests/telemetry/test_link_fit.py tests/telemetry/test_link_estimates.py tests/telemetry/test_estimate.py
-  tests/telemetry/test_probe.py tests/telemetry/test_chart.py
+  tests/unit/telemetry/test_link_fit.py tests/unit/telemetry/test_link_estimates.py tests/unit/telemetry/test_estimate.py
+  tests/unit/telemetry/test_probe.py tests/unit/telemetry/test_chart.py
   # The engine over real sockets and shared memory; who is let in.
-  tests/transport/test_contract.py tests/transport/test_contract_endings.py
-  tests/transport/test_engine_paths.py tests/transport/test_engine_handshake.py
+  tests/network/transport/test_contract.py tests/network/transport/test_contract_endings.py
+  tests/network/transport/test_engine_paths.py tests/network/transport/test_engine_handshake.py
   # All stages change in one iteration or none does; what is slow is found, hidden and forgotten.
-  tests/runtime/test_agreement.py tests/runtime/test_ballot.py tests/runtime/test_controller.py
-  tests/runtime/test_refusal.py tests/runtime/test_mailbox.py tests/runtime/test_trial.py
-  tests/runtime/test_watchdog.py tests/runtime/test_guard.py tests/runtime/test_there_and_back.py
+  tests/unit/runtime/test_agreement.py tests/unit/runtime/test_ballot.py tests/unit/runtime/test_controller.py
+  tests/unit/runtime/test_refusal.py tests/unit/runtime/test_mailbox.py tests/unit/runtime/test_trial.py
+  tests/unit/runtime/test_watchdog.py tests/unit/runtime/test_guard.py tests/unit/runtime/test_there_and_back.py
   # Trainings: stock Megatron's bits under every schedule, in Megatron's own program, with a slow
   # link that is hidden, whatever of ours fails; and all is taken back.
-  tests/adapter/test_pretrain.py tests/adapter/test_schedules.py tests/adapter/test_law.py
-  tests/adapter/test_demo.py tests/adapter/test_registry.py tests/adapter/test_flags.py
-  tests/adapter/test_features.py
+  tests/train/test_pretrain.py tests/train/test_schedules.py tests/train/test_law.py
+  tests/train/test_demo.py tests/train/test_registry.py tests/train/test_flags.py
+  tests/train/test_features.py
   # The command line, settings, files.
-  tests/cli/test_plan_command.py tests/cli/test_bad_input.py tests/cli/test_main.py
-  tests/test_config.py tests/test_units.py tests/test_files.py tests/test_log.py tests/test_docs.py
+  tests/unit/cli/test_plan_command.py tests/unit/cli/test_bad_input.py tests/unit/cli/test_main.py
+  tests/unit/test_config.py tests/unit/test_units.py tests/repo/test_files.py tests/unit/test_log.py tests/repo/test_docs.py
 )
 # What the oldest megatron-core is trained for: every schedule, patches, replicas' reductions, the
 # ends of a job. What else depends on it is read by scripts/drift.py.
 oldest=(
-  tests/adapter/test_schedules.py tests/adapter/test_registry.py tests/adapter/test_gradients.py
-  tests/adapter/test_life_cycles.py tests/adapter/test_law.py
-  tests/adapter/test_demo.py tests/adapter/test_closed_groups.py
+  tests/train/test_schedules.py tests/train/test_registry.py tests/train/test_gradients.py
+  tests/train/test_life_cycles.py tests/train/test_law.py
+  tests/train/test_demo.py tests/train/test_closed_groups.py
 )
 
 check_style() {

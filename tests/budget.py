@@ -19,12 +19,12 @@ SMALL = 0.05  # of the sum: shares below it are not compared
 
 
 def taken(results: Path) -> tuple[Counter[str], Counter[str]]:
-    """Seconds and cases by folder, such as tests/adapter, of all runs."""
+    """Seconds and cases by folder, such as tests/train, of all runs."""
     seconds, cases = Counter[str](), Counter[str]()
     for path in sorted(results.glob("*.xml")):
         for case in ElementTree.parse(path).iter("testcase"):
             parts = case.get("classname", "").split(".")
-            folder = "/".join(parts[1:2] if len(parts) > 2 else ["tests"])
+            folder = "/".join(parts[1:-1][:2]) or "tests"
             seconds[folder] += float(case.get("time", 0.0))
             cases[folder] += 1
     return seconds, cases

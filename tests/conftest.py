@@ -33,15 +33,15 @@ settings.register_profile("quick", settings.get_profile("the same"), max_example
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
 # With --quick most that train are of one process, and so forks of one zygote.
 # They are started in this order: those that take longest first.
-LONGEST = ("adapter/test_pretrain.py", "adapter/test_demo.py")  # of the short run
+LONGEST = ("train/test_pretrain.py", "train/test_demo.py")  # of the short run
 SHARING = (
     *LONGEST,
-    "soft_roce/test_verbs.py", "adapter/test_routes_pretrain.py",
-    "adapter/test_law.py", "adapter/test_executor_training.py",
+    "soft_roce/test_verbs.py", "train/test_routes_pretrain.py",
+    "train/test_law.py", "train/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
-    "adapter/test_iteration_end.py",
-    "adapter/test_schedules.py", "launch/test_documented_commands.py",
-    "adapter/test_found_counts.py", "adapter/test_slow_worker.py",
+    "train/test_iteration_end.py",
+    "train/test_schedules.py", "launch/test_documented_commands.py",
+    "train/test_found_counts.py", "train/test_slow_worker.py",
     "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
@@ -107,7 +107,7 @@ def started(nodeid: str) -> int:
 def scope(nodeid: str, quick: bool) -> str:
     """What goes to one process together."""
     path, _, name = nodeid.partition("::")
-    if quick and ("adapter/" in path or path.endswith("test_zygote.py")):
+    if quick and ("/train/" in path or path.endswith("test_zygote.py")):
         return path if path.endswith(LONGEST) else "trainings"
     if quick:  # what a file's tests share is made once
         return path

@@ -4,8 +4,8 @@ The clock of ports (sim/ports.py) runs a plan message by message, of which 1,024
 millions. These forms need no plan, and are what pieces are chosen by. Equal ports; a message takes
 of its sender's port its bytes' time and a cost, and a delay besides. Exact for a ring, and for
 halving-doubling of a power of two; the others are within 20 % of the clock, and StragglAR, where
-it is late by less than a buffer's time, within 35 % (tests/sim/test_all_reduce_forms.py), and with
-pieces of more than a turn within 40 % for up to 16 ranks.
+it is late by less than a buffer's time, within 35 % (tests/unit/sim/test_all_reduce_forms.py), and
+with pieces of more than a turn within 40 % for up to 16 ranks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of equal ports, as in model/all_reduce_forms.py. Lateness is in none of the forms: after a rank has
 come, it sends (N - 1)/N of the buffer under any plan, and what others have done before saves none
-of that. Exact where nobody is late (tests/sim/test_shard_forms.py).
+of that. Exact where nobody is late (tests/unit/sim/test_shard_forms.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The landscape has plateaus, as the slowest round trip decides, and two stages may have to change
 together to leave one. Random search over thousands of conditions shaped the moves and the starts
-(tests/plan compares the result with brute force and with annealing).
+(tests/unit/plan compares the result with brute force and with annealing).
 """
 
 from __future__ import annotations

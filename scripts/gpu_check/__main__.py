@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    text = "the same parts without a GPU: over the fake machine of tests/fakes/cuda where torch is "
+    text = "the same parts without a GPU: over the fake machine of fakes/cuda where torch is "
     add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
     add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
     add("--write", action="store_true", help=f"write the results of these parts into {page.NAME}")
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--hide-message", type=float, default=MESSAGE, metavar="MIB",
         help="of hide and memory, a multiple of the default, by samples of a microbatch (default: "
         f"{MESSAGE:g}; a rehearsal's is 8 KiB, and so many times more)")  # fmt: skip
-    add("--layouts", metavar="NAMES", help="of equality: layouts of tests/adapter/cases.py, all "
+    add("--layouts", metavar="NAMES", help="of equality: layouts of train/ranks/cases.py, all "
         "their cases (default: those of pp2)")  # fmt: skip
     add("--plant", action="store_true", help="plant a fault in every part, which has to find it")
     options = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Part `equality`: losses, steps, parameters and random states have the bits of stock Megatron.
 
-Cases of tests/adapter/cases.py by the script of tests/adapter/test_schedules.py; ranks get a GPU
+Cases of tests/train/ranks/cases.py by the script of tests/train/test_schedules.py; ranks get a GPU
 each where there are enough. Megatron's groups are gloo's, for stock and for ours alike, and ours
 sends its messages from GPU to GPU through the engine. Then the trainings of part `hide`, over NCCL
 where that is possible: their messages change from NCCL to the host and back.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adapter.cases import LAYOUTS, Case, matrix
+from cases import LAYOUTS, Case, matrix
 from gpu_check.deterministic import without
 from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result

@@ -1,4 +1,4 @@
-"""One rank of part `equality`: tests/adapter/schedules_script.py, as it is, on a GPU or the CPU.
+"""One rank of part `equality`: train/ranks/schedules_script.py, as it is, on a GPU or the CPU.
 
 FILE with cases, FOLDER, number of GPUs, whether a fault is planted, whether there are no numerics.
 """
@@ -71,7 +71,7 @@ def main(cases: str, folder: str, gpus: str, spoil: str, fake: str) -> None:
         importlib.import_module(kernel)
     else:
         importlib.import_module("fakes.fused_kernel").install()
-    script = ROOT / "tests/adapter/schedules_script.py"
+    script = ROOT / "tests/train/ranks/schedules_script.py"
     sys.argv = [str(script), cases, folder]
     sys.path.insert(0, str(script.parent))
     with host_staged(everything=not ON_GPU), data_on_device(spoil == "1"):

@@ -1,4 +1,4 @@
-"""Where the check runs: on GPUs, over the fake machine of tests/fakes/cuda, or on the CPU."""
+"""Where the check runs: on GPUs, over the fake machine of fakes/cuda, or on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from fakes.cuda import machine as fake_machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PATHS = (ROOT, ROOT / "scripts", ROOT / "tests")  # whose fakes and cases the parts take
+TESTS = ROOT / "tests"
+PATHS = (
+    ROOT,
+    ROOT / "scripts",
+    TESTS / "support",
+    TESTS / "train/ranks",
+    TESTS / "network",
+)  # whose fakes and cases the parts take
 GPU, FAKE, CPU = "gpu", "fake", "cpu"
 ASK = """
 import json, platform, sys, torch

@@ -145,7 +145,7 @@ def _train(
     else:
         plan = GRAPHS_ON_GPUS if graphs else ON_GPUS
     nccl = target.nccl(plan.stages)
-    script = ROOT / "tests" / "adapter" / "pretrain_gpt_small.py"
+    script = ROOT / "tests" / "train" / "ranks" / "pretrain_gpt_small.py"
     given = {
         "folder": str(folder), "nccl": nccl, "fake": target.kind == FAKE, "gpus": target.gpus,
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,

@@ -1,7 +1,7 @@
 // The part of libibverbs' binary interface (version IBVERBS_1.1, stable since 2006; one function of
 // IBVERBS_1.11, which may be missing) that is used here, under names of our own: so nothing has to
 // be installed where the engine is built, and a build has verbs wherever the library is.
-// tests/csrc/test_verbs_abi.cpp holds it against the library's header.
+// tests/network/csrc/test_verbs_abi.cpp holds it against the library's header.
 #pragma once
 
 #include <pthread.h>

@@ -1,0 +1,133 @@
+"""What the demo writes of shares of microbatches, from decisions, without a training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from view.view_sample import sample_report
+
+from megatron_adaptra.cli.demo_table import words
+from megatron_adaptra.demo.rounding import Differences
+from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.runtime.sync.decisions import SyncDecision
+from megatron_adaptra.view.html.report import report_html
+from megatron_adaptra.view.png.report import report_png
+
+PAGE = Path(__file__).parents[3] / "docs" / "files.md"
+PHASE = (10, 30)  # iterations in which the replica is slow
+RAN = [100.0] * 10 + [180.0] * 6 + [999.0] + [120.0] * 13 + [70.0] * 5 + [999.0] + [100.0] * 4
+INTO = SyncDecision(
+    number=0, iteration=16, detected=13, why="replica 2 takes 2 times as long as the others",
+    planning_ms=1.0, microbatches=8, before=[8, 8, 8, 8], after=[9, 9, 5, 9], slow=[2],
+    microbatch_ms=[10.0, 10.0, 20.0, 10.0], outside_ms=[10.0, 10.0, 20.0, 10.0],
+    predicted_ms=130.0, full_ms=190.0, lower_bound_ms=118.0, gain=0.3,
+    cheaper=[{"remedy": "shares of a collective", "leaves_ms": 185.0}],
+)  # fmt: skip
+BACK = replace(
+    INTO, number=1, iteration=35, detected=33, why="replica 2 is as fast as the others",
+    before=INTO.after, after=INTO.before, slow=[], predicted_ms=100.0, full_ms=100.0,
+    microbatch_ms=[10.0] * 4, outside_ms=[10.0] * 4, cheaper=[],
+)  # fmt: skip
+ENDS = [10, 30, 40]
+
+
+def test_the_summary_has_each_decision_and_its_keys_are_described() -> None:
+    into, back = share_entries([INTO, BACK], RAN, ENDS)
+    assert (into["iteration"], into["detected"], back["iteration"]) == (16, 13, 35)
+    assert (into["before"], into["after"]) == ([8] * 4, [9, 9, 5, 9])
+    # Its first iteration does not count, nor do those of the phase after it.
+    assert (into["measured_ms"], back["measured_ms"]) == (120.0, 100.0)
+    assert (into["predicted_ms"], into["full_ms"], into["lower_bound_ms"]) == (130.0, 190.0, 118.0)
+    assert share_entries([INTO], RAN[:17], ENDS)[0]["measured_ms"] is None
+    assert share_entries([], RAN, ENDS) == []
+    text = PAGE.read_text().partition("| `shares` |")[2].partition("\n")[0]
+    for key in into:
+        assert f"`{key}`" in text, key
+
+
+def test_the_picture_is_an_iteration_of_all_replicas_from_the_decision_s_figures() -> None:
+    shared = shared_iteration(INTO, 120.0)
+    # 8 x 20 ms, and 20 ms that do not depend on their number, and 10 of the optimizer step; then
+    # 5 x 20 + 20, as the others take no longer, and the step.
+    assert (shared.before_ms, shared.after_ms) == pytest.approx((190.0, 130.0))
+    gantt = shared.gantt
+    assert gantt.rows == 8
+    assert list(gantt.names) == [
+        f"{word} {one}" for word in ("before", "after") for one in range(4)
+    ]
+    forward = [bar for bar in gantt.bars if bar.label.startswith(Kind.F.value)]
+    counts = [sum(bar.row == row for bar in forward) for row in range(8)]
+    assert counts == [8, 8, 8, 8, 9, 9, 5, 9]
+    assert (gantt.makespan, gantt.length) == pytest.approx((0.190, 0.130)), "its mark is after"
+
+
+def test_drawn_is_what_ran_longest_in_the_slow_phase() -> None:
+    def drawn(*decisions: SyncDecision, phase: tuple[int, int] = PHASE) -> Any:
+        found = drawn_shares(decisions, share_entries(decisions, RAN, ENDS), phase)
+        return found and (found.iteration, found.measured_ms)
+
+    assert drawn(INTO, BACK) == (16, 120.0)
+    short = replace(INTO, iteration=12, after=[8, 8, 7, 9])
+    assert drawn(short, INTO, BACK) == (16, 120.0)
+    late = replace(INTO, iteration=28, before=INTO.after, after=[9, 8, 6, 9])
+    assert drawn(INTO, late) == (16, 120.0)
+    undone = replace(INTO, iteration=18, microbatch_ms=[], outside_ms=[], lower_bound_ms=None)
+    assert drawn(undone) is None
+    assert drawn(BACK) is None
+    assert drawn() is None
+
+
+@pytest.mark.long
+def test_page_picture_and_table_show_what_was_decided(tmp_path: Path) -> None:
+    decided = share_entries([INTO, BACK], RAN, ENDS)
+    shared = drawn_shares([INTO, BACK], decided, PHASE)
+    assert shared is not None
+    config = {**sample_report().summary["config"], "slow_links": [], "delay_ms": None}
+    config |= {"data_parallel": 4, "slow_replicas": ["2:2x"]}
+    report = replace(sample_report(config=config, shares=decided, replans=[]), shared=shared)
+    page = report_html(report)
+    for text in (
+        "as fast while replica 2 is slow", "slow replica 2:2x", "until the slow replica was known",
+        "One iteration of all replicas, before and after", "Shares of microbatches",
+        "replica 2 takes 2 times as long", "8,8,8,8 → 9,9,5,9 microbatches", "predicted 130 ms",
+        "measured 120 ms", "shares of a collective would leave 185 ms",
+        "8,8,8,8: 190 ms; then 9,9,5,9: 130 ms, measured 120 ms",
+        "other counts of microbatches at iteration 16",
+    ):  # fmt: skip
+        assert text in page, text
+    line = words(decided[0])
+    assert line.startswith("microbatches from iteration 16 on, 9,9,5,9: replica 2 takes 2 times")
+    assert "predicted 130 ms, measured 120 ms" in line
+    image = pytest.importorskip("matplotlib.image")
+    heights = []
+    for name, one in (("with", report), ("without", replace(report, shared=None))):
+        report_png(one, tmp_path / name)
+        heights.append(image.imread(tmp_path / name).shape[0])
+    assert heights[0] > heights[1] + 200
+    assert "One iteration of all replicas" not in report_html(replace(report, shared=None))
+
+
+def test_other_counts_explain_other_bits_but_not_other_losses() -> None:
+    digests = [{"stock": "a", "adaptra": "b"}]
+
+    def rounding(ours: float, shared: bool, dropout: float = 0.0) -> bool | None:
+        losses = {"stock": [1.0], "adaptra": [ours]}
+        return Differences.between(
+            losses, digests, [0.0], [], "fp32", dropout, shared=shared
+        ).equal_to_rounding
+
+    assert rounding(1.0 + 1e-7, True) is True
+    assert rounding(1.0 + 1e-3, True) is False
+    assert rounding(1.0 + 1e-7, False) is False
+    assert rounding(1.0 + 1e-3, True, dropout=0.1) is None
+
+
+def test_a_rank_that_finds_nothing_has_no_decisions() -> None:
+    class Member:
+        loop = None
+
+    assert found_shares(None) == found_shares(Member()) == []
