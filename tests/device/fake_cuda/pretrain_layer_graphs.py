@@ -5,8 +5,11 @@ import runpy
 import sys
 from pathlib import Path
 
-from gpu_check import kept_outputs
 from megatron.training import training
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[3] / "scripts"))
+
+from gpu_check import kept_outputs
 
 step = training.train_step
 
