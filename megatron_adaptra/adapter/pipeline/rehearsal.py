@@ -316,6 +316,10 @@ class _Both:
         self.then()
         return done
 
+    def __getattr__(self, name: str) -> Any:
+        """What a fork may ask its own handle for."""
+        return getattr(self.theirs, name)
+
 
 def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
     assert tensor is not None

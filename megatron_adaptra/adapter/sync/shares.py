@@ -124,15 +124,14 @@ class Shares:
 
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """The first iteration, as stock; what is seen in it decides about all others."""
-        say, source = self._session.context.say, self._new_source
+        source = self._new_source
         reason = self._session.patches.why_not("shares", "watched-ops")
         reason = reason or apart(self._config, arguments)
-        if source is None and not reason:
-            offers = offers_of(self._session, self._reductions)
-            source = new_source(self._config, self._replicas, say, offers)
-        if reason or source is None:
+        if reason:
             self._refuse(reason)
             return run(arguments)
+        if source is None:
+            source = self._guard.call(self._by_settings)
         self._new_source, self._iteration = source, self._session.iteration
         self._start(source, arguments["num_microbatches"])
         self._starts()
@@ -146,6 +145,11 @@ class Shares:
         self._reads = watch.reads
         self._end(only(arguments["data_iterator"]))
         return result
+
+    def _by_settings(self) -> NewSource:
+        """What makes the source that the settings ask for."""
+        offers = offers_of(self._session, self._reductions)
+        return new_source(self._config, self._replicas, self._session.context.say, offers)
 
     def _connect(self) -> str:
         """Why ranks cannot vote, or an empty string. A collective of all."""
@@ -273,11 +277,15 @@ class Shares:
 
     # What decides.
 
-    def _start(self, new: NewSource, microbatches: int) -> None:
-        """With another number of `microbatches` all begins anew, as stock."""
+    def _start(self, new: NewSource | None, microbatches: int) -> None:
+        """With another number of `microbatches` all begins anew, as stock.
+
+        Where there is no `new` source on a rank, the votes of all end the shares.
+        """
         self._close_source()
         self._plan = SyncPlan.full_of(self._replicas, microbatches)
-        self._source = self._guard.call(new, microbatches, self._iteration)
+        if new is not None:
+            self._source = self._guard.call(new, microbatches, self._iteration)
         self._ask(self._iteration)
 
     def _starts(self) -> None:

@@ -94,7 +94,7 @@ class ShareVote:
 
     def _counts(self, given: Given) -> list[int]:
         """Those that are proposed; zeros for none, and for what are none."""
-        counts = given.counts or ()
+        counts = given.counts if isinstance(given.counts, tuple) else ()
         fit = len(counts) == self._replicas and all(type(c) is int and c > 0 for c in counts)
         return list(counts) if fit else [0] * self._replicas
 

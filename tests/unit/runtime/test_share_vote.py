@@ -84,7 +84,7 @@ def test_a_word_of_one_rank_is_that_of_all() -> None:
         assert voted.seconds == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("counts", ["planted", (4,), (0, 8), (-4, 12), (4.0, 4.0), (True, 7)])
+@pytest.mark.parametrize("counts", ["planted", -1, (4,), (0, 8), (-4, 12), (4.0, 4.0), (True, 7)])
 def test_what_are_no_counts_is_not_proposed(counts: Any) -> None:
     given: list[Any] = [[(READY, PLAN, Given(0.5, counts, counts))]]
     well: list[Any] = [[(READY, PLAN, Given(0.5))]] * 3
