@@ -127,10 +127,6 @@ class Zygote:
         return Done(tuple(answer["statuses"]), texts)
 
     def _ask(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the zygote says of a `job`. One that has ended between two jobs is started anew."""
-        if self._process is not None and self._process.poll() is not None:
-            print(f"the zygote had ended with {self._process.returncode}; here is another one")
-            self.end()
         if self._control is None:
             self._start()
         assert self._control is not None
