@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from seeding import new_seed
 from telemetry.traffic import MS, Link, Traffic, healthy
 
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -35,9 +36,7 @@ def feed(estimator: Estimator, traffic: Traffic, count: int) -> list[list[tuple[
 def test_within_a_tenth_after_ten_iterations(
     delay: float, bandwidth: float, together: bool
 ) -> None:
-    seed = random.SystemRandom().randrange(2**31)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     link = Link(rng, BASE)
     traffic = Traffic(link, Link(rng, BASE), STAGE, together=together)
     e = estimator(traffic)

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from seeding import new_seed
 
 from megatron_adaptra.telemetry.link_fit import WINDOW, LinkFit, Sample, slope_of, transmissions
 from megatron_adaptra.telemetry.students_t import exceeded, tail
@@ -48,9 +49,7 @@ def test_a_queue_is_no_slower_link(delay: float, bandwidth: float, clock: float)
 )
 def test_within_a_tenth_after_ten_iterations(delay: float, bandwidth: float) -> None:
     """Messages of one size, some of them queued, and a small one per iteration; all jitter."""
-    seed = random.SystemRandom().randrange(2**31)
-    print(f"seed {seed}")
-    rng, fit = random.Random(seed), LinkFit()
+    rng, fit = random.Random(new_seed()), LinkFit()
     for _ in range(10):
         now = 1.0
         small = messages(delay, bandwidth, [(now, 8)], rng=rng)[0].delay
