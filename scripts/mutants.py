@@ -15,17 +15,17 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,14 +150,28 @@ def nearest(mutant: Mutant) -> list[str]:
 # --- what becomes of them ------------------------------------------------------------------------
 
 
-def outcome(mutant: Mutant, copy: Copy) -> str:
+_copy: Copy  # of the checkout: this worker's own
+
+
+def begin_worker(folder: Path) -> None:
+    """A process each: what a run of tests leaves behind is ended, and would be another thread's."""
+    global _copy
+    (place := folder / str(os.getpid())).mkdir()
+    _copy = Copy.of_checkout(place)
+
+
+def outcome(mutant: Mutant, end: float) -> str | None:
+    """What becomes of it; None where it is not begun before the monotonic clock's `end`."""
+    if time.monotonic() > end:
+        return None
     words = ["--quick", *nearest(mutant)]
     try:
         text = text_of(mutant)
         compile(text, str(mutant.path), "exec")
-        with copy.changed(copy.folder / mutant.path, text):
-            failed, _ = run_tests(copy, words, HANG)
-    except (NotCaught, SyntaxError):
+        with _copy.changed(_copy.folder / mutant.path, text):
+            failed, _ = run_tests(_copy, words, HANG)
+    except (NotCaught, SyntaxError) as error:
+        print(f"{mutant.path}, {mutant.operator}: {error}", file=sys.stderr, flush=True)
         return BROKEN
     return KILLED if failed else SURVIVED
 
@@ -166,23 +180,10 @@ def judged(
     mutants: Sequence[Mutant], jobs: int, minutes: float
 ) -> Iterator[tuple[Mutant, str | None]]:
     """What becomes of each; None of those for which there was no time."""
-    end = time.monotonic() + 60 * minutes
-    copies: SimpleQueue[Copy] = SimpleQueue()
-
-    def judge(mutant: Mutant) -> str | None:
-        if time.monotonic() > end:
-            return None
-        copy = copies.get()
-        try:
-            return outcome(mutant, copy)
-        finally:
-            copies.put(copy)
-
+    judge = partial(outcome, end=time.monotonic() + 60 * minutes)
     with tempfile.TemporaryDirectory(prefix="adaptra-mutants-") as folder:
-        for number in range(jobs):
-            (place := Path(folder).resolve() / str(number)).mkdir()
-            copies.put(Copy.of_checkout(place))
-        with ThreadPoolExecutor(jobs) as pool:
+        place = Path(folder).resolve()
+        with ProcessPoolExecutor(jobs, initializer=begin_worker, initargs=(place,)) as pool:
             yield from zip(mutants, pool.map(judge, mutants), strict=True)
 
 
