@@ -88,7 +88,7 @@ class Output:
         self._folded: dict[str, list[Any]] = {}
 
     def __call__(self, what: str, found: Any) -> None:
-        self.lines.append(json.dumps({"at": self.at, what: plain(found)}))
+        self.lines.append(json.dumps({"at": self.at, what: plain(found)}, sort_keys=True))
 
     def changed(self, what: str, found: Any) -> None:
         """Add a line where this is other than before."""
