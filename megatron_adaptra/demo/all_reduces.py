@@ -13,7 +13,8 @@ from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
 from megatron_adaptra.view.axis import number
@@ -35,24 +36,24 @@ class GroupReductions:
 
     @classmethod
     def of(
-        cls, loops: Sequence[AllReduceLoop], known: Sequence[Figures | None] | None
+        cls, loops: Sequence[Loop[ReductionRemedy]], known: Sequence[Figures | None] | None
     ) -> list[GroupReductions]:
         """One for each of the `loops`, at the end of a run; `known`: see `known_now`."""
         for loop in loops:
             loop.drain()
         figures = known_now(loops) if known is None else known
         return [
-            cls(tuple(loop.ranks), list(loop.log.in_force), one)
+            cls(tuple(loop.remedy.ranks), list(loop.log.in_force), one)
             for loop, one in zip(loops, figures, strict=True)
         ]
 
 
-def known_now(loops: Iterable[AllReduceLoop]) -> list[Figures | None]:
+def known_now(loops: Iterable[Loop[ReductionRemedy]]) -> list[Figures | None]:
     """By loop, what has been measured so far."""
     found = []
     for loop in loops:
         loop.drain()
-        found.append(loop.known())
+        found.append(loop.remedy.known())
     return found
 
 

@@ -14,11 +14,9 @@ from megatron_adaptra.ir.routes import parse_worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.change import AnyConditions
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import AnyPlan
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
 from megatron_adaptra.view.ranges import ranges
 
 WARM_UP = 2  # iterations at the start that no median counts
@@ -26,13 +24,6 @@ OFF = 0.15  # a prediction that is off by more is explained
 BUSY = 0.10  # others' share of the CPU time from which on a machine is called busy
 _DIFFERS = 0.10  # share by which a cause has to differ to be named
 _WAY = {1: "longer", -1: "less"}
-
-
-def loop_of(controller: Leader) -> ReplanLoop | ReplicaLoop:
-    """What has planned, of one pipeline or of all replicas. Only on the leader."""
-    loop = controller.loop
-    assert isinstance(loop, ReplanLoop | ReplicaLoop)
-    return loop
 
 
 class Outlook(NamedTuple):
@@ -44,16 +35,16 @@ class Outlook(NamedTuple):
     @classmethod
     def now(cls, controller: Leader) -> Outlook:
         """The links and stages as they are measured now. Only on the leader."""
-        loop = loop_of(controller)
-        return cls(loop.estimator.conditions(), loop.replanner.stock())
+        replanner = controller.loop.remedy.replanner
+        return cls(replanner.estimator.conditions(), replanner.stock())
 
     @classmethod
-    def of(cls, decision: Decision) -> Outlook:
+    def of(cls, decision: PlanDecision) -> Outlook:
         """As it was when the decision was made."""
         return cls(conditions_of(decision), decision.stock)
 
 
-def conditions_of(decision: Decision) -> AnyConditions:
+def conditions_of(decision: PlanDecision) -> AnyConditions:
     """What it was made for: of one pipeline, or of all replicas."""
     data = decision.conditions
     several = "replicas" in data
@@ -67,8 +58,8 @@ class Life(NamedTuple):
     None: the plan that the run began with.
     """
 
-    decision: Decision | None
-    until: Decision | None
+    decision: PlanDecision | None
+    until: PlanDecision | None
     iterations: range
 
 
@@ -109,7 +100,7 @@ class Ran(NamedTuple):
     drawn: tuple[Timeline, Timeline] | None = None
 
 
-def lives(phase: tuple[int, int], decisions: Sequence[Decision]) -> list[Life]:
+def lives(phase: tuple[int, int], decisions: Sequence[PlanDecision]) -> list[Life]:
     """One for each plan that was in force in `phase` (first iteration, the one after the last).
 
     `decisions`: those that came into force, in order.
@@ -126,7 +117,7 @@ def lives(phase: tuple[int, int], decisions: Sequence[Decision]) -> list[Life]:
 
 def compare(
     phase: tuple[int, int],
-    decisions: Sequence[Decision],
+    decisions: Sequence[PlanDecision],
     iteration_ms: Mapping[str, Sequence[float]],
     start: Schedule,
     at_end: Outlook,

@@ -8,7 +8,7 @@ from typing import Any
 from megatron_adaptra.demo.comparison import BUSY, Comparison, Ran, conditions_of, why_off
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.units import size
 from megatron_adaptra.view.report import ArmReport
 
@@ -72,7 +72,7 @@ def _of_bytes(nbytes: int, rate: float, where: str) -> str:
 
 
 def of_predictions(
-    decisions: Sequence[Decision],
+    decisions: Sequence[PlanDecision],
     lived: Mapping[int, range],
     samples: Sequence[Sequence[Sample]],
     kernels: Sequence[str],

@@ -23,7 +23,6 @@ from megatron_adaptra.demo.comparison import (
     Comparison,
     Outlook,
     compare,
-    loop_of,
 )
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.notes import of_predictions, of_the_run
@@ -34,8 +33,9 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.planning_thread import PlanRemedy
 from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
@@ -82,7 +82,7 @@ class Run:
     """
 
     losses: Mapping[str, list[float]]
-    decisions: Sequence[Decision]
+    decisions: Sequence[PlanDecision]
     start: Schedule
     at_end: Outlook | None
     workers: Sequence[int]
@@ -110,7 +110,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         for name in run.losses
     }
     ran = len(iteration_ms["adaptra"])
-    loop = loop_of(controller)
+    planner: PlanRemedy[Any, Any] = controller.loop.remedy
     phases = phases_until(options, ran)
     ends = [end for _, end in phases.values()]
     lived: dict[int, range] = {}  # a plan's whole life in its phase, by its first iteration
@@ -122,13 +122,13 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         end = min([end, *(s.iteration for s in run.shares if s.iteration > decision.iteration)])
         lived[decision.iteration] = whole = range(decision.iteration + 1, end)
         times = iteration_ms["adaptra"][whole.start : whole.stop]
-        loop.log.measure(decision, median(times) if times else None)
+        planner.log.measure(decision, median(times) if times else None)
     shown = [ranks[rank] for rank in run.workers]
     comparison = None
     if run.at_end is not None:
         comparison = compare(
             phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
-            loop.evaluate,
+            planner.evaluate,
         )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
     summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
@@ -137,7 +137,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     groups = [group for rank in ranks for group in rank.reductions]
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     predictions = of_predictions(
-        run.decisions, lived, samples, kernels, comparison, arms, loop.delays
+        run.decisions, lived, samples, kernels, comparison, arms, planner.delays
     )
     if options.sync != "full":  # an iteration takes what the slowest replica does, not this one
         predictions = []
@@ -160,7 +160,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         summary=summary,
         arms=arms,
         phases=phases,
-        link_delay_ms=_delays_ms(loop.delays),
+        link_delay_ms=_delays_ms(planner.delays),
         reduction=drawn_reduction(groups, phases[key_phase(phases)]),
         shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
     )
@@ -234,7 +234,7 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    budgets = loop_of(controller).estimator.budgets
+    budgets = controller.loop.remedy.replanner.estimator.budgets
     # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
     # under every plan.
     counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]

@@ -13,8 +13,9 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.sync.decisions import SyncDecision
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.sim.clock import step_spans
 from megatron_adaptra.view.report import SharedIteration
 from megatron_adaptra.view.shares import shares_gantt
@@ -26,7 +27,7 @@ class Finds(Protocol):
     """What a rank's shares of microbatches have: what finds counts, at the first rank."""
 
     @property
-    def loop(self) -> SyncLoop | None:
+    def loop(self) -> Loop[ShareRemedy] | None:
         """None at other ranks, and where counts are not found."""
         ...
 

@@ -41,10 +41,11 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.processes import die_with_parent
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.planning_thread import PlanningThread
+from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.planning_thread import planner_of
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
@@ -176,7 +177,7 @@ class _Demo:
         self.known: list[Figures | None] | None = None  # of all-reduces, at that end
         self.interrupted = ""  # by which signal
         self.samples: list[Sample] = []
-        self.decisions: list[Decision] = []  # rank 0: those that came into force
+        self.decisions: list[PlanDecision] = []  # rank 0: those that came into force
         self.stock_records: deque[Any] = deque(maxlen=KEPT)
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
@@ -245,7 +246,7 @@ class _Demo:
             leader.loop.drain()
             self.at_end = Outlook.now(leader)
 
-    def _loops(self) -> list[AllReduceLoop]:
+    def _loops(self) -> list[Loop[ReductionRemedy]]:
         """What chooses the all-reduces of the groups that this rank is the first of."""
         return [loop for reduction in self.activation.reductions for loop in reduction.loops]
 
@@ -300,9 +301,8 @@ class _Demo:
         return None if self.session.run is None else self.session.run.controller
 
     def _note_decision(self) -> None:
-        controller = self._controller
-        loop = controller.loop if isinstance(controller, Leader) else None
-        last = loop.log.last if isinstance(loop, PlanningThread) else None
+        remedy = planner_of(self._controller)
+        last = None if remedy is None else remedy.log.last
         if last is not None and last not in self.decisions[-1:]:
             self.decisions.append(last)
 

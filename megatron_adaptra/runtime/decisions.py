@@ -1,36 +1,18 @@
-"""The log of decisions: JSON lines with what was predicted and what came of it.
-
-Each line has its `kind`, the `job` and `number` of its decision, and `at`, seconds since 1970:
-
-- `decision`: all that is known when it is proposed;
-- `vote`: whether all ranks have `committed` it;
-- `prediction`: what an iteration is expected to take as the model knows it later, `refreshed_ms`;
-- `outcome`: what iterations have taken, `measured_ms`.
-
-docs/decision-log.schema.json describes them.
-"""
+"""Decisions on plans of pipelines and of routes between replicas, and their sentences."""
 
 from __future__ import annotations
 
-import json
-import secrets
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
-from megatron_adaptra.runtime.record import RunRecord
+from megatron_adaptra.runtime.decision_log import Decision
 from megatron_adaptra.runtime.trial import in_words
 
-VERSION = 1
-OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 WARMUP = (
     "warmup: forwards of each stage before its first backward, one more than Megatron's "
     "num_warmup_microbatches"
@@ -80,154 +62,55 @@ class LinkChange:
         return self.delay_ms + self.wire_ms
 
 
-@dataclass
-class Decision:
-    """A change of plan. Times are milliseconds, as in every report.
+@dataclass(kw_only=True)
+class PlanDecision(Decision):
+    """A plan decision changes the schedule of one pipeline, or that of all replicas.
 
     Args:
-        number: of decisions made before it in this job.
-        iteration: the first one on the new plan.
-        detected: the one whose reports have led to it.
         kinds: of values that change, in a Bundle.
         links: it is for them; empty where memory, better knowledge of the costs, or slower
             iterations are the reason.
-        why: the reason, in one sentence.
         warmup_before, warmup_after: warmup depth by stage, of several replicas by worker.
         predicted_ms: an iteration on the new plan.
         predicted_without_ms: an iteration under the same conditions on the plan before.
         stock: what unchanged Megatron would do under the same conditions.
         lower_bound_ms: no plan takes less under the same conditions.
-        planning_ms: what planning took.
-        again: where it undoes a plan, the iteration from which on that is tried again; else None.
         digest, plan: of the new schedule, and its text form.
         conditions: it was made for; see `Conditions.to_json`, and of several replicas
             `ReplicaConditions.to_json`.
-        committed: all ranks run it.
         refreshed_ms: predicted again for the iterations to come, uncorrected, once all that the
             model uses was measured under the plan. Ops take longer while a pipeline stalls.
-        measured_ms: the median of `samples`; None while it is not known.
-        samples: iterations on the plan, but the first one.
     """
 
-    number: int
-    iteration: int
-    detected: int
+    KIND: ClassVar[str] = "decision"
+    ABOUT: ClassVar[str] = "decisions"
+    OUTCOME_ITERATIONS: ClassVar[int] = 3
+
     kinds: list[str]
     links: list[LinkChange]
-    why: str
     warmup_before: list[int]
     warmup_after: list[int]
     predicted_ms: float
     predicted_without_ms: float
     stock: Timeline
     lower_bound_ms: float
-    planning_ms: float
     digest: str
     plan: str
     conditions: dict[str, Any]
-    again: int | None = None
-    committed: bool = False
     refreshed_ms: float | None = None
-    measured_ms: float | None = None
-    samples: list[float] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What a line of the log has when the decision is proposed."""
         later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in later}
         links = [asdict(link) for link in self.links]
         return {**data, "links": links, "stock_ms": 1e3 * self.stock.makespan}
 
-
-class DecisionLog:
-    """Decisions as JSON lines, appended to a file.
-
-    Args:
-        path: the file; nothing is written if None.
-        record: of the run, which gets the same lines.
-
-    `last`: the decision that has come into force last. `made`, `in_force`: how many there are.
-    """
-
-    def __init__(self, path: Path | None, record: RunRecord | None = None) -> None:
-        self.record = record or RunRecord(None)
-        self.last: Decision | None = None
-        self.made = self.in_force = 0
-        self._awaited: list[Decision] = []  # committed, the outcome not known
-        self._job = secrets.token_hex(4)  # jobs, and starts of a job, may share a file
-        self._file = None if path is None else LogFile(path, "decisions")
-
-    def add(self, decision: Decision) -> None:
-        """Log a decision that is proposed."""
-        self.made += 1
-        self._write("decision", decision, version=VERSION, **decision.to_json())
-
-    def commit(self, decision: Decision) -> None:
-        """A decision of the log comes into force."""
-        decision.committed, self.last = True, decision
-        self.in_force += 1
-        self._awaited.append(decision)
-        self._write("vote", decision, committed=True)
-
-    def refuse(self, decision: Decision) -> None:
-        """A decision of the log does not come into force: not all ranks could take it in time."""
-        self._write("vote", decision, committed=False)
-
-    def record_outcome(self, ran: int, seconds: float) -> None:
-        """Iteration `ran` took `seconds`; the first one on a plan does not count."""
-        in_force = [d for d in self._awaited if d.iteration <= ran][-1:]
-        if not in_force:
-            return
-        decision = in_force[0]
-        for over in self._awaited[: self._awaited.index(decision)]:
-            self._end(over)
-        if decision.iteration == ran:
-            return
-        decision.samples.append(1e3 * seconds)
-        if len(decision.samples) == OUTCOME:
-            self._end(decision)
-
-    def refresh(self, decision: Decision, predicted_ms: float) -> None:
-        """An iteration on this plan is expected to take `predicted_ms` now."""
-        decision.refreshed_ms = predicted_ms
-        self._write("prediction", decision, refreshed_ms=predicted_ms)
-
-    def measure(self, decision: Decision, measured_ms: float | None) -> None:
-        """An iteration on this plan has taken `measured_ms`; None: no iteration has run on it."""
-        decision.measured_ms = measured_ms
-        self._awaited = [d for d in self._awaited if d is not decision]
-        self._write("outcome", decision, measured_ms=measured_ms)
-
-    def settle(self) -> None:
-        """A run is over: write what is known of its last outcome."""
-        for decision in self._awaited:
-            self._end(decision)
-
-    def close(self) -> None:
-        """The same, and wait for the files, ten seconds at most for each."""
-        self.settle()
-        if self._file is not None:
-            self._file.close()
-        self.record.close()
-
-    def _end(self, decision: Decision) -> None:
-        self.measure(decision, median(decision.samples) if decision.samples else None)
-
-    def _write(self, kind: str, decision: Decision, **known: Any) -> None:
-        at = round(time.time(), 3)
-        line = {"kind": kind, "job": self._job, "number": decision.number, "at": at, **known}
-        if self._file is not None:
-            self._file.write(json.dumps(line))
-        self.record.decision(line)
-
-
-def sentence(decision: Decision) -> str:
-    """A decision in force, for the log of the training."""
-    return (  # Megatron's log counts from one
-        f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
-        f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
-        f"{_ends(decision.links)}{in_words(decision.again)}"
-    )
+    def sentence(self) -> str:
+        return (  # Megatron's log counts from one
+            f"from iteration {self.iteration + 1} on, {self.why}; an iteration is expected to "
+            f"take {self.predicted_ms:.4g} ms, without {self.predicted_without_ms:.4g}"
+            f"{_ends(self.links)}{in_words(self.again)}"
+        )
 
 
 def _ends(links: Sequence[LinkChange]) -> str:

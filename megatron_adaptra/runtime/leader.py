@@ -18,8 +18,8 @@ from megatron_adaptra.runtime.agreement import (
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.messages import REPORTS, Report
-from megatron_adaptra.runtime.voted_thread import VotedThread
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 
@@ -39,7 +39,7 @@ class Leader(Controller):
         ballot: Ballot,
         channels: Mapping[int, Channel],
         store: DecisionStore,
-        loop: VotedThread[Any],
+        loop: Loop[Any],
         *,
         first: int = 0,
         watcher: int | None = None,

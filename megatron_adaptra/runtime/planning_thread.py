@@ -1,7 +1,4 @@
-"""What plans beside a training: a thread that gets reports and votes, and proposes bundles.
-
-`replan_loop` is the one of a pipeline, `replica_loop` that of several replicas.
-"""
+"""What remedies by a schedule do alike, for one pipeline and for replicas that have one plan."""
 
 from __future__ import annotations
 
@@ -11,167 +8,137 @@ from typing import Any, Generic
 
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.log import log_line
-from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.base_replanner import BaseReplanner
 from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.runtime.change import Change, K, P
-from megatron_adaptra.runtime.decisions import (
-    WARMUP,
-    Decision,
-    DecisionLog,
-    LinkChange,
-    LinkEnd,
-    Worker,
-    sentence,
-)
-from megatron_adaptra.runtime.voted_thread import VotedThread
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import WARMUP, LinkChange, LinkEnd, PlanDecision, Worker
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.loop import RECENT_ITERATIONS, Proposed, Remedy
 from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
 
-RECENT = 256  # iterations of which it is kept what ran, and what some workers have reported
-KEPT = 512  # iterations whose delays are kept
+KEPT_DELAYS = 512  # iterations
 
 
-class PlanningThread(VotedThread[StageReport], Generic[P, K]):
-    """Has what it plans put to the vote, so that training goes on meanwhile.
+class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
+    """A plan remedy changes the schedule of a pipeline, or that of replicas planned together.
 
     Args:
         start: the schedule to come back to when nothing is slow.
-        replanner: only this thread calls it once `start` is called.
+        replanner: decides when to change it, and to what.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
-        announce: decisions go to the log of the training, too.
 
     `delays` has, by iteration, the seconds of each link; of a long training every second iteration,
-    or every fourth, and so on. No error leaves the thread: it costs a replan, and is logged once.
+    or every fourth, and so on.
     """
+
+    explains = WARMUP
 
     def __init__(
         self,
         start: Schedule,
         replanner: BaseReplanner[P, K],
-        log: DecisionLog,
+        log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
-        *,
-        announce: bool = False,
     ) -> None:
-        super().__init__()
-        self.replanner, self.log = replanner, log
+        super().__init__(len(start.order), log)
+        self.replanner = replanner
         self.delays: dict[int, dict[str, float]] = {}
         self._every = 1  # of so many iterations the delays of one are kept
-        self._start, self._announce = start, announce
+        self._start = start
         self._workers = tuple(workers)
         self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
-        self._pending: tuple[Proposal, Decision, Change[P, K]] | None = None
-        self._reports: dict[int, dict[int, StageReport]] = {}  # by iteration and worker
+        self._change: Change[P, K]  # proposed last
         self._ran: dict[int, Schedule] = {}  # in recent iterations
 
-    # Called by any thread.
-
     def begins(self, iteration: int, bundle: Bundle) -> None:
-        """All ranks run `bundle` in `iteration`."""
         self._ran[iteration] = bundle[SCHEDULE]
-        self._ran.pop(iteration - RECENT, None)
+        self._ran.pop(iteration - RECENT_ITERATIONS, None)
 
     def close(self) -> None:
-        """As for VotedThread; log the last outcome."""
-        super().close()
-        self.log.settle()
+        self.log.settle()  # later runs have the same log
 
     def evaluate(self, schedule: Schedule, conditions: K) -> P:
-        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
+        """Return what an iteration of a `schedule` takes under `conditions`, as plans compare."""
         return self.replanner.simulated(schedule, conditions)
 
     @abstractmethod
     def state(self) -> dict[str, float]:
-        """What is planned for, to go on from after a restart: seconds per link."""
-
-    # On the planning thread.
+        """Return what is planned for, to go on from after a restart: seconds per link."""
 
     @abstractmethod
     def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
         """Log what the iteration before has taken, by the `reports` of this one."""
 
     @abstractmethod
-    def _observe(
+    def _estimate(
         self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
     ) -> Changed:
         """Show the replanner an iteration: see its `observe`."""
 
-    def _ask(self, iteration: int) -> None:
-        """No plan is proposed in this `iteration`: propose what one needs first, if it does."""
+    def _prepare(self) -> Proposed[PlanDecision] | None:
+        """Propose what a plan needs before it can be proposed, if it needs something."""
+        return None
 
-    def _take(self, report: StageReport) -> None:
-        workers, iteration = len(self._start.order), report.iteration
-        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.stage not in range(workers) or iteration not in recent:
-            return  # late, or nonsense
-        for late in [i for i in self._reports if i not in recent]:
-            del self._reports[late]  # a worker does not report any more, or not all
-        row = self._reports.setdefault(iteration, {})
-        row[report.stage] = report
-        if len(row) == workers:
-            del self._reports[iteration]
-            reports = {w: row[w] for w in range(workers)}
-            self._through = {w: report.through for w, report in reports.items()}
-            self._on_reports(iteration, reports)
-            status = self._status(iteration)
-            self._vote.publish(status)
-            self._keep(iteration, reports, status)
-
-    def _on_reports(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        """All workers have reported an iteration: plan again if there is a reason."""
-        self._log_outcome(iteration, reports)
-        if iteration == self._vote.first:
-            return  # allocators and caches warm up
+    def observe(
+        self, iteration: int, row: Mapping[int, StageReport]
+    ) -> Proposed[PlanDecision] | None:
+        self._through = {w: report.through for w, report in row.items()}
+        self._log_outcome(iteration, row)
+        if iteration == self.vote.first:
+            return None  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
-        changed = self._observe(iteration, reports, ran)
+        changed = self._estimate(iteration, row, ran)
         self._keep_delays(iteration)
         if ran is not None and self.replanner.predicted is not None:
             self._refresh_prediction(iteration, ran, self.replanner.predicted)
-        in_force, possible = self._vote.in_force[SCHEDULE], self._vote.can_propose(iteration)
+        in_force, possible = self.vote.in_force[SCHEDULE], self.vote.can_propose(iteration)
         change = self.replanner.propose(iteration, changed, in_force, possible)
         if self.replanner.stays:
-            self._vote.note(self.replanner.stays)
+            self.vote.note(self.replanner.stays)
         if change is not None:
-            self._propose(iteration, change)
-        elif possible:
-            self._ask(iteration)
+            return self._proposed(iteration, change)
+        return self._prepare() if possible else None
 
-    def _propose(self, iteration: int, change: Change[P, K]) -> None:
-        """Put a change to the vote, and log why."""
-        before, plan = self._vote.in_force[SCHEDULE], change.plan
-        stock = self.replanner.stock()
-        proposal = self._vote.propose(iteration, scheduled(plan.schedule))
-        if proposal is None:
-            self.replanner.failed(change)
-            return
-        decision = Decision(
-            number=self.log.made,
-            iteration=proposal.swap,
-            detected=iteration,
-            kinds=proposal.bundle.names,
-            links=[self._link_change(link, old, change) for link, old in change.links.items()],
-            why=change.why,
-            warmup_before=list(before.warmup),
-            warmup_after=list(plan.schedule.warmup),
-            predicted_ms=1e3 * plan.predicted,
-            predicted_without_ms=1e3 * change.current.predicted,
-            stock=stock,
-            lower_bound_ms=1e3 * plan.lower_bound,
-            planning_ms=1e3 * change.seconds,
-            digest=plan.schedule.digest(),
-            plan=plan.schedule.text(),
-            conditions=change.conditions.to_json(),
-            again=change.again,
-        )
-        self._pending = proposal, decision, change
-        self.log.add(decision)
+    def observed(self, iteration: int, row: Mapping[int, StageReport]) -> None:
+        status = self._status(iteration)
+        self.vote.publish(status)
+        self.log.record.iteration(iteration, list(row.values()), status)
+
+    def _proposed(self, iteration: int, change: Change[P, K]) -> Proposed[PlanDecision]:
+        """Propose a `change` after the reports of `iteration`, with the reason for the log."""
+        before, plan = self.vote.in_force[SCHEDULE], change.plan
+        stock, self._change = self.replanner.stock(), change
+        bundle = scheduled(plan.schedule)
+
+        def decide(swap: int) -> PlanDecision:
+            return PlanDecision(
+                number=self.log.made,
+                iteration=swap,
+                detected=iteration,
+                kinds=bundle.names,
+                links=[self._link_change(link, old, change) for link, old in change.links.items()],
+                why=change.why,
+                warmup_before=list(before.warmup),
+                warmup_after=list(plan.schedule.warmup),
+                predicted_ms=1e3 * plan.predicted,
+                predicted_without_ms=1e3 * change.current.predicted,
+                stock=stock,
+                lower_bound_ms=1e3 * plan.lower_bound,
+                planning_ms=1e3 * change.seconds,
+                digest=plan.schedule.digest(),
+                plan=plan.schedule.text(),
+                conditions=change.conditions.to_json(),
+                again=change.again,
+            )
+
+        return Proposed(bundle, decide)
 
     def _link_change(self, link: Path, before: float, change: Change[P, K]) -> LinkChange:
-        """What a `change` is for at one link, where a message took `before` seconds."""
+        """Return what a `change` is for at one link, where a message took `before` seconds."""
         now, wire = change.conditions.link(*link), change.conditions.wire(*link)
         return LinkChange(
             self._end(*link),
@@ -183,20 +150,14 @@ class PlanningThread(VotedThread[StageReport], Generic[P, K]):
         )
 
     def _end(self, worker: int, other: int) -> LinkEnd:
-        """That of a `worker` to the `other` one."""
+        """Return the end at a `worker` of the link to the `other` one."""
         stages, several = self._start.stages, self._start.replicas > 1
         through = self._through.get(worker, {}).get(other, "")
         name = worker_name(worker, stages) if several else ""
         return LinkEnd(worker % stages, *self._workers[worker], through, name)
 
-    def _keep(
-        self, iteration: int, reports: Mapping[int, StageReport], status: dict[str, Any]
-    ) -> None:
-        """Write an iteration into the record of the run."""
-        self.log.record.iteration(iteration, list(reports.values()), status)
-
     def _status(self, iteration: int) -> dict[str, Any]:
-        """What charts of the training show.
+        """Return what charts of the training show.
 
         `delays` in seconds per link, `alarms` the links that are out of their charts, and of the
         last decision the predicted seconds of an iteration and their lower bound.
@@ -204,7 +165,7 @@ class PlanningThread(VotedThread[StageReport], Generic[P, K]):
         estimator = self.replanner.estimator
         status = {
             "iteration": iteration, "delays": estimator.delays() if self.delays else {},
-            "alarms": estimator.alarms(), "replans": self.log.in_force,
+            "alarms": estimator.alarms(), "replans": self.log.committed,
         }  # fmt: skip
         if (last := self.log.last) is not None:
             status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
@@ -212,34 +173,30 @@ class PlanningThread(VotedThread[StageReport], Generic[P, K]):
         return status
 
     def _keep_delays(self, iteration: int) -> None:
-        """However long the training is, `delays` spans it and has so many rows at most."""
+        """Keep the delays of an `iteration`: rows span the training, KEPT_DELAYS at most."""
         if iteration % self._every == 0:
             self.delays[iteration] = self.replanner.estimator.delays()
-        if len(self.delays) > KEPT:
+        if len(self.delays) > KEPT_DELAYS:
             self._every *= 2
             self.delays = {i: row for i, row in self.delays.items() if i % self._every == 0}
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:
-        """Once the model is fed with what was measured under the plan in force alone."""
+        """Log `predicted` once the model knows only what was measured under the plan that `ran`."""
         last = self.log.last
         if last is None or last.refreshed_ms is not None or last.digest != ran.digest():
             return
         if iteration > last.iteration + WINDOW:
-            self.log.refresh(last, 1e3 * predicted)
+            last.refreshed_ms = 1e3 * predicted
+            self.log.refresh(last, last.refreshed_ms)
 
-    def _close(self, proposal: Proposal) -> None:
-        """A proposal is over."""
-        self._vote.settle(proposal)
-        closing, self._pending = self._pending, None
-        if closing is None or closing[0] is not proposal:
-            return
-        _, decision, change = closing
-        if proposal.committed:
-            self.replanner.swapped(change, proposal.swap)
-            self.log.commit(decision)
-            if self._announce:
-                log_line(sentence(decision))
-                self._vote.note(WARMUP)
-        else:  # the reason still stands: try again
-            self.log.refuse(decision)
-            self.replanner.failed(change)
+    def switched(self, decision: PlanDecision, before: PlanDecision | None) -> None:
+        self.replanner.swapped(self._change, decision.iteration)
+
+    def refused(self) -> None:
+        self.replanner.failed(self._change)  # the reason still stands: try again
+
+
+def planner_of(controller: object) -> PlanRemedy[Any, Any] | None:
+    """Return what plans for the ranks of a `controller`, at their leader; None at others."""
+    remedy = controller.loop.remedy if isinstance(controller, Leader) else None
+    return remedy if isinstance(remedy, PlanRemedy) else None

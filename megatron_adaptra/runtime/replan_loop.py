@@ -1,4 +1,4 @@
-"""The replan loop: from the reports of all stages to a proposal, and to what came of it."""
+"""The remedy of one pipeline: the order and the depth of its ops."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.bundle import SCHEDULE
-from megatron_adaptra.runtime.decisions import DecisionLog, Worker
-from megatron_adaptra.runtime.planning_thread import PlanningThread
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision, Worker
+from megatron_adaptra.runtime.loop import Vote
+from megatron_adaptra.runtime.planning_thread import PlanRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
-from megatron_adaptra.runtime.voted_thread import Vote
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.starvation import Starvation
 
 
-class ReplanLoop(PlanningThread[Plan, Conditions]):
-    """Estimates and plans for one pipeline.
+class PipelineRemedy(PlanRemedy[Plan, Conditions]):
+    """A pipeline remedy plans the schedule of one pipeline from what its stages measure.
 
     Args:
-        start, log, announce: see PlanningThread.
-        estimator: of this pipeline; only the planning thread changes it once `start` is called.
+        start, log: see PlanRemedy.
+        estimator: of this pipeline.
         rule: by which plans are made and compared.
         workers: of this pipeline, by stage.
     """
@@ -37,20 +38,18 @@ class ReplanLoop(PlanningThread[Plan, Conditions]):
         start: Schedule,
         estimator: Estimator,
         rule: ReplanPolicy,
-        log: DecisionLog,
+        log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
-        *,
-        announce: bool = False,
     ) -> None:
-        super().__init__(start, Replanner(start, estimator, rule), log, workers, announce=announce)
+        super().__init__(start, Replanner(start, estimator, rule), log, workers)
         self.estimator, self.rule = estimator, rule
         self._starvation = Starvation(start.stages)
 
     def state(self) -> dict[str, float]:
-        """As for PlanningThread."""
         return self.estimator.state()
 
-    def _begin(self, vote: Vote) -> None:
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
         self.log.record.run(
             vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
             estimator=self.estimator.settings(), delays=self.estimator.delays(),
@@ -61,14 +60,14 @@ class ReplanLoop(PlanningThread[Plan, Conditions]):
         rows = list(reports.values())
         seconds = rows[0].seconds
         if seconds is not None:
-            self.log.record_outcome(iteration - 1, seconds)
+            self.log.outcome(iteration - 1, seconds)
             if text := self._starvation.update(rows, seconds):
-                self._vote.note(text)
+                self.vote.note(text)
 
-    def _observe(
+    def _estimate(
         self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
     ) -> Changed:
         changed = self.replanner.observe(iteration, list(reports.values()), ran)
         if self.estimator.unmet:
-            self._vote.note(self.estimator.unmet)
+            self.vote.note(self.estimator.unmet)
         return changed

@@ -1,4 +1,4 @@
-"""The replan loop of replicas that have one plan: routes found, opened, tried and undone."""
+"""The remedy of replicas that have one plan: who runs a microbatch at a stage."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.decisions import DecisionLog, Worker
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision, Worker
+from megatron_adaptra.runtime.loop import Proposed, Vote
 from megatron_adaptra.runtime.planners import RouteProcess
-from megatron_adaptra.runtime.planning_thread import PlanningThread
+from megatron_adaptra.runtime.planning_thread import PlanRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
-from megatron_adaptra.runtime.voted_thread import Vote
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
 
 
-class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
-    """Estimates and plans for all replicas.
+class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
+    """A route remedy plans the schedule of all replicas, with routes between them.
 
     Reports are of workers: so is their `stage`, and so are sources of messages.
 
     Args:
-        start, log, announce: see PlanningThread; the start holds all replicas.
-        estimator: of all workers; only the planning thread changes it once `start` is called.
+        start, log: see PlanRemedy; the start holds all replicas.
+        estimator: of all workers.
         rule: by which plans are made and compared.
         workers: of all replicas, by number.
         mode: see ReplicaReplanner.
@@ -39,23 +40,21 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         start: Schedule,
         estimator: ReplicaEstimator,
         rule: ReplanPolicy,
-        log: DecisionLog,
+        log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
-        *,
         mode: str = "auto",
-        announce: bool = False,
     ) -> None:
         self._search = RouteProcess()
         replanner = ReplicaReplanner(start, estimator, rule, mode, search=self._search)
-        super().__init__(start, replanner, log, workers, announce=announce)
+        super().__init__(start, replanner, log, workers)
         self.estimator, self.rule = estimator, rule
 
     def close(self) -> None:
-        """As for PlanningThread; the process that searches for routes ends, too."""
         super().close()
         self._search.close()
 
-    def _begin(self, vote: Vote) -> None:
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
         self.log.record.run(
             vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
             replicas=self._start.replicas, estimators=self.estimator.settings(),
@@ -63,7 +62,7 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         )  # fmt: skip
 
     def state(self) -> dict[str, float]:
-        """As for PlanningThread, of the links within replicas, by workers."""
+        """Return the seconds of the links within replicas, by workers."""
         stages, found = self._start.stages, {}
         for replica, estimator in enumerate(self.estimator.estimators):
             for link, seconds in estimator.state().items():
@@ -75,27 +74,26 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         rows = of_stages(reports, self._start.stages)
         each = [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]
         if each:
-            self.log.record_outcome(iteration - 1, max(each))  # of the slowest replica
+            self.log.outcome(iteration - 1, max(each))  # of the slowest replica
 
-    def _observe(
+    def _estimate(
         self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
     ) -> Changed:
         rows = of_stages(reports, self._start.stages)
         changed = self.replanner.observe(iteration, rows, ran)
         for estimator in self.estimator.estimators:
             if estimator.unmet:
-                self._vote.note(estimator.unmet)
+                self.vote.note(estimator.unmet)
         return changed
 
-    def _ask(self, iteration: int) -> None:
+    def _prepare(self) -> Proposed[PlanDecision] | None:
         """Have links opened whose probes show what the paths of a plan take."""
         paths = self.replanner.to_probe
-        there = self._vote.in_force[LINKS].pairs if paths else frozenset()
+        there = self.vote.in_force[LINKS].pairs if paths else frozenset()
         missing = {(min(path), max(path)) for path in paths} - there
-        if missing:
-            self._vote.propose(iteration, Bundle({LINKS: Links(there | missing)}))
+        return Proposed(Bundle({LINKS: Links(there | missing)})) if missing else None
 
 
 def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """The `reports` of workers, by number, as those of the `stages` of their replica."""
+    """Return the `reports` of workers, by number, as those of the `stages` of their replica."""
     return {w: replace(report, stage=w % stages) for w, report in reports.items()}

@@ -14,6 +14,7 @@ from statistics import median, median_low
 from typing import Generic, NamedTuple, TypeVar
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
+RETRIED = ": tried again"
 LONGER = 8  # iterations for which that is tried again where they differ by chance, perhaps
 LONGEST = 100  # iterations after a change in which its control has to be as it was, to judge it
 STEADY = 0.1  # a control that takes longer by a larger share explains longer iterations
@@ -158,6 +159,41 @@ class Trial:
             self.backoff.failed(iteration)
         else:  # they differ by as much as they have got longer: the next ones may show why
             self.over, self._left = not self._left, self._left - 1
+
+
+class Attempt:
+    """An attempt is the change in force: on trial, or when it failed, its reason for another try.
+
+    `trial`: of what is in force; None where nothing is to be judged. `again`: the iteration from
+    which on to choose again although nothing has changed, and why; None for never.
+    """
+
+    def __init__(self) -> None:
+        self.backoff = Backoff()
+        self.trial: Trial | None = None
+        self.again: tuple[int, str] | None = None
+
+    def forget(self) -> None:
+        """Judge nothing, and choose again only once something has changed."""
+        self.trial = self.again = None
+
+    def switched(self, since: int, tried: bool, again: int | None, why: str | None) -> None:
+        """Begin with what is in force from iteration `since` on.
+
+        Args:
+            since: its first iteration.
+            tried: it is to be judged.
+            again: where it takes back what was slower, when that is tried again.
+            why: the reason for what was in force before; None where that is not known.
+        """
+        self.trial = Trial(since, self.backoff) if tried else None
+        self.again = None
+        if again is not None and why is not None:
+            self.again = again, why.removesuffix(RETRIED) + RETRIED
+
+    def due(self, iteration: int) -> bool:
+        """Return whether to choose again in `iteration` although nothing has changed."""
+        return self.again is not None and iteration >= self.again[0]
 
 
 def in_words(again: int | None, counted: str = "iteration") -> str:

@@ -34,6 +34,11 @@ class ReductionReport:
     buffers: Buffers = Buffers()
 
     @property
+    def sender(self) -> int:
+        """Its rank."""
+        return self.rank
+
+    @property
     def exposed(self) -> float | None:
         """Seconds that its end comes after its last gradients; None where that is not known."""
         return None if self.seconds is None else max(0.0, self.seconds - self.buffers.overlap)

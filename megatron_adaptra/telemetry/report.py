@@ -110,6 +110,11 @@ class StageReport:
     idle: Mapping[str, float] = field(default_factory=dict)
     met: str = ""
 
+    @property
+    def sender(self) -> int:
+        """The worker that reports."""
+        return self.stage
+
     def to_json(self) -> dict[str, Any]:
         """An object for json.dump, which `from_json` reads."""
         # Not `asdict`, which copies every number of every op.

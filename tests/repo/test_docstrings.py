@@ -1,6 +1,7 @@
-"""Every public function says what its arguments are and what it raises.
+"""Every public function says what its arguments are and what it raises; an override inherits that.
 
-Ruff's pydocstyle rules ask for a docstring; this asks for what stands in it. An argument whose type
+Ruff's pydocstyle rules ask functions for a docstring; this asks methods for one, unless a class of
+the package that theirs is made from has it, and for what stands in it. An argument whose type
 says little (a number, a text, a container, anything) is named in backticks or in an `Args:` block,
 by the function or by its class, with its unit or shape. Every error that a function raises itself
 is named, too.
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "megatron_adaptra"
@@ -46,9 +48,37 @@ def vague(annotation: ast.expr | None) -> bool:
     return names <= VAGUE | CONTAINERS
 
 
+def documented(trees: Iterable[ast.Module]) -> Callable[[str, str], bool]:
+    """Whether a method of a class has a docstring, by their names: its own or an inherited one."""
+    bases: dict[str, set[str]] = defaultdict(set)
+    methods: dict[str, set[str]] = defaultdict(set)
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] |= {
+                    re.split(r"\[", ast.unparse(base))[0].rpartition(".")[2] for base in node.bases
+                }
+                inner = (one for one in node.body if isinstance(one, Function))
+                methods[node.name] |= {one.name for one in inner if ast.get_docstring(one)}
+
+    def has(name: str, method: str) -> bool:
+        return method in methods[name] or any(has(base, method) for base in bases[name] - {name})
+
+    return has
+
+
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+HAS_DOCSTRING = documented(TREES.values())
+
+
 def faults(path: Path) -> list[str]:
     found = []
-    for name, function, of_class in public(ast.parse(path.read_text())):
+    for name, function, of_class in public(TREES[path]):
+        owner, _, method = name.rpartition(".")
+        if owner and not method.startswith("_") and not ast.get_docstring(function):
+            if not HAS_DOCSTRING(owner, method):
+                found.append(f"{path.name}:{function.lineno} {name} has no docstring")
+            continue
         words = f"{of_class} {ast.get_docstring(function) or ''}"
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         for argument in arguments:

@@ -39,10 +39,10 @@ from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, sche
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import Worker
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.planning_thread import PlanningThread
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.replan_loop import PipelineRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.replica_loop import RouteRemedy
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
@@ -235,8 +235,8 @@ def _loop(
     delays: Mapping[str, float],
     message_bytes: int,
     announce: bool,
-) -> PlanningThread[Any, Any]:
-    """What plans on the leader.
+) -> Loop[Any]:
+    """Make the loop that plans on the leader.
 
     `first`: what the job begins with; `delays`: that it was made for.
     """
@@ -256,11 +256,10 @@ def _loop(
             resumed[f"{a}>{b}"] = seconds
         estimators[-1].resume(resumed)
     if context.replicas == 1:
-        return ReplanLoop(start, estimators[0], rule, log, workers, announce=announce)
+        return Loop(PipelineRemedy(start, estimators[0], rule, log, workers), announce=announce)
     moves = mode_of(context.config.reroute, group.limits, means.executes)
-    return ReplicaLoop(
-        start, ReplicaEstimator(estimators), rule, log, workers, mode=moves, announce=announce
-    )
+    remedy = RouteRemedy(start, ReplicaEstimator(estimators), rule, log, workers, moves)
+    return Loop(remedy, announce=announce)
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:

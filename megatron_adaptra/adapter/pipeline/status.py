@@ -8,17 +8,17 @@ from typing import Any
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.planning_thread import PlanningThread
+from megatron_adaptra.runtime.planning_thread import planner_of
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
     controller = _controller(run)
-    if not isinstance(controller, Leader) or not isinstance(controller.loop, PlanningThread):
+    remedy = planner_of(controller)
+    if controller is None or remedy is None:
         return None
     schedule = controller.ballot.lasting[SCHEDULE]
-    return {"schedule": schedule.text(), "delays": controller.loop.state()}
+    return {"schedule": schedule.text(), "delays": remedy.state()}
 
 
 def summary(run: Run | None) -> str:

@@ -43,7 +43,8 @@ from megatron_adaptra.runtime.collectives.small_collectives import (
     DeferHook,
     SmallCollectives,
 )
-from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.guarded_probe import GuardedProbe
@@ -212,7 +213,7 @@ class Wiring:
     mailbox: Mailbox
     small_collectives: SmallCollectives
     patched: contextlib.ExitStack
-    log: DecisionLog | None
+    log: DecisionLog[PlanDecision] | None
     guard: Guard
     probes: LinkProbes | None
     cross: CrossLinks | None
@@ -413,13 +414,13 @@ def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
     return [(first + x, first + y) for a, b in pairs for x, y in ((a, b), (b, a))]
 
 
-def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:
-    """Of a rank that `leads`; others decide nothing."""
+def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog[PlanDecision]:
+    """Open the log of a rank that `leads`; others decide nothing."""
     if not leads:
-        return DecisionLog(None)
+        return DecisionLog(PlanDecision, None)
     folder = Path(config.record) if config.record else None
     record = folder and folder / f"replica-{mpu.get_data_parallel_rank()}.jsonl"
-    return DecisionLog(_log_file(config), RunRecord(record))
+    return DecisionLog(PlanDecision, _log_file(config), RunRecord(record))
 
 
 def _replicas() -> list[int]:

@@ -39,8 +39,9 @@ from megatron_adaptra.plan.collectives.selector import MOST_RANKS
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.plan.collectives.sized_shards import for_shards
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
+from megatron_adaptra.runtime.loop import Loop
 
 
 class Handle:
@@ -136,7 +137,7 @@ class PlannedCollectives(ABC):
         """Put ours in place of Megatron's functions; what is returned takes it back."""
 
     @property
-    def loops(self) -> list[AllReduceLoop]:
+    def loops(self) -> list[Loop[ReductionRemedy]]:
         """What chooses for the groups that this rank is the first of."""
         groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
         loops = [one.adaptive.loop for one in groups if one.adaptive is not None]

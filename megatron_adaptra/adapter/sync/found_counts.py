@@ -9,9 +9,10 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
@@ -19,7 +20,7 @@ from megatron_adaptra.telemetry.replica_row import ReplicaRow
 class FoundCounts:
     """Makes the sources of a job, which share one AdaptiveSync.
 
-    `config`: the job's settings. `offers`: see SyncLoop.
+    `config`: the job's settings. `offers`: see ShareRemedy.
     """
 
     def __init__(self, config: AdaptraConfig, offers: Offers | None = None) -> None:
@@ -40,7 +41,7 @@ class FoundCounts:
         return FoundCountsSource(self._sync, microbatches)
 
     @property
-    def loop(self) -> SyncLoop | None:
+    def loop(self) -> Loop[ShareRemedy] | None:
         """What chooses, at the job's first rank; None at others."""
         return None if self._sync is None else self._sync.loop
 

@@ -13,7 +13,8 @@ from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AUTO
 from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
 from megatron_adaptra.runtime.offer import Offer, Offers
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.planning_thread import planner_of
+from megatron_adaptra.runtime.replica_loop import RouteRemedy
 from megatron_adaptra.runtime.replica_replanner import ALIKE, NO_ROUTES
 
 
@@ -35,15 +36,16 @@ def offers_of(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offe
 
 def _of_all_reduces(reductions: Sequence[Any]) -> Offer | None:
     """The best offer; None until some planner has made one."""
-    made = [loop.offer for one in reductions for loop in one.loops if loop.offer is not None]
+    offers = [loop.remedy.offer for one in reductions for loop in one.loops]
+    made = [offer for offer in offers if offer is not None]
     return min(made, key=lambda offer: offer.leaves, default=None)
 
 
 def _of_routes(session: Session) -> Offer | None:
     run = session.run
-    loop = None if run is None else getattr(run.controller, "loop", None)
-    if not isinstance(loop, ReplicaLoop):
+    remedy = None if run is None else planner_of(run.controller)
+    if not isinstance(remedy, RouteRemedy):
         return None
-    if loop.replanner.mode in (ALIKE, NO_ROUTES):
+    if remedy.replanner.mode in (ALIKE, NO_ROUTES):
         return Offer(0, 1.0, standing=True)
-    return loop.replanner.offer
+    return remedy.replanner.offer

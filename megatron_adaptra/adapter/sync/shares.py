@@ -33,7 +33,8 @@ from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
 from megatron_adaptra.errors import reason_of
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.log import GOES_ON, log_line
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.runtime.sync.share_vote import (
     DIFFERENT,
     ENDED,
@@ -89,7 +90,7 @@ class Shares:
         return self._plan
 
     @property
-    def loop(self) -> SyncLoop | None:
+    def loop(self) -> Loop[ShareRemedy] | None:
         """What finds counts, at the job's first rank; None at others, and where none are found."""
         source = self._new_source
         return source.loop if isinstance(source, FoundCounts) else None

@@ -93,7 +93,7 @@ def new_source(
     """What makes the source that a job's settings, `config`, ask for.
 
     `replicas`: how many there are. `say`: logs a sentence, at rank 0. `offers`: of cheaper
-    remedies, where counts are found by the ladder; see SyncLoop.
+    remedies, where counts are found by the ladder; see ShareRemedy.
     """
     counts = config.counts
     if not counts:

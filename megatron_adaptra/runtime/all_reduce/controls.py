@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.base import Transport
 
@@ -21,7 +22,7 @@ def controller_of(
     ranks: tuple[int, ...],
     value: GroupAllReduce,
     timeout: float,
-    loop: Callable[[], AllReduceLoop],
+    remedy: Callable[[], ReductionRemedy],
 ) -> Controller:
     """That of one rank: the first one leads.
 
@@ -31,17 +32,16 @@ def controller_of(
         ranks: global ranks of the group.
         value: what runs at first.
         timeout: seconds that a decision is waited for.
-        loop: makes what chooses; called at the leader.
+        remedy: makes what chooses; called at the leader.
     """
     ballot = Ballot(Bundle({ALL_REDUCE: value}))
     store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{'-'.join(map(str, ranks))}/"))
     if me:
         return Member(ballot, {0: Channel(control, 0)}, store, timeout)
     channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
-    return Leader(ballot, channels, store, loop())
+    return Leader(ballot, channels, store, Loop(remedy()))
 
 
-def loop_of(controller: Controller) -> AllReduceLoop | None:
-    """What looks at the figures, at the group's first rank; None at others."""
-    loop = controller.loop if isinstance(controller, Leader) else None
-    return loop if isinstance(loop, AllReduceLoop) else None
+def loop_of(controller: Controller) -> Loop[ReductionRemedy] | None:
+    """Return what looks at the figures, at the group's first rank; None at others."""
+    return controller.loop if isinstance(controller, Leader) else None

@@ -1,20 +1,21 @@
-"""The log of decisions on a group's all-reduce: JSON lines (docs/decision-log.schema.json)."""
+"""Decisions on how a data-parallel group reduces its gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from megatron_adaptra.runtime.decision_log import Decision
 from megatron_adaptra.runtime.trial import in_words
-from megatron_adaptra.runtime.voted_log import VotedDecision, VotedLog
 
 
 @dataclass(kw_only=True)
-class AllReduceDecision(VotedDecision):
-    """A change of the all-reduce that a group runs; more of it in VotedDecision.
+class AllReduceDecision(Decision):
+    """An all-reduce decision changes how the ranks of a group reduce their gradients.
 
-    Iterations are counted in reductions of this group, from 0; ranks in `why` are the group's.
+    What is measured of a reduction counts from the last arrival. Iterations are counted in
+    reductions of this group, from 0; ranks in `why` are the group's.
 
     Args:
         ranks: global ranks of the group.
@@ -26,6 +27,9 @@ class AllReduceDecision(VotedDecision):
         figures: what it was chosen from, as Figures.to_json has it; None for one that has failed.
     """
 
+    KIND: ClassVar[str] = "all-reduce"
+    ABOUT: ClassVar[str] = "decisions on all-reduces"
+
     ranks: list[int]
     before: str
     after: str
@@ -36,25 +40,17 @@ class AllReduceDecision(VotedDecision):
     gain: float
     figures: dict[str, Any] | None = None
 
-
-class AllReduceLog(VotedLog[AllReduceDecision]):
-    """Those of one group. What is measured of a reduction counts from the last arrival."""
-
-    KIND, ABOUT, OUTCOME = "all-reduce", "decisions on all-reduces", 5
-
-
-def sentence(decision: AllReduceDecision) -> str:
-    """A decision in force, for the log of the training."""
-    back = "back to native" if decision.after == "native" else f"by {decision.after}"
-    predicted = ""
-    if decision.predicted_ms != decision.native_ms:
-        predicted = (
-            f"; expected after the last arrival: {decision.predicted_ms:.3g} ms, native "
-            f"{decision.native_ms:.3g}"
-        )
-    whose, when = ranks_in_words(decision.ranks), decision.iteration + 1
-    text = f"from reduction {when} on, gradients of {whose} go {back}: {decision.why}{predicted}"
-    return text + in_words(decision.again, "reduction")
+    def sentence(self) -> str:
+        back = "back to native" if self.after == "native" else f"by {self.after}"
+        predicted = ""
+        if self.predicted_ms != self.native_ms:
+            predicted = (
+                f"; expected after the last arrival: {self.predicted_ms:.3g} ms, native "
+                f"{self.native_ms:.3g}"
+            )
+        whose, when = ranks_in_words(self.ranks), self.iteration + 1
+        text = f"from reduction {when} on, gradients of {whose} go {back}: {self.why}{predicted}"
+        return text + in_words(self.again, "reduction")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -16,13 +16,15 @@ from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages, seen_by_rank
 from megatron_adaptra.runtime.all_reduce.controls import controller_of, loop_of
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.measured_iterations import MeasuredIterations
 from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.decision_log import DecisionLog
 from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 # Iterations after which all paths are measured, and then one of so many: all ranks measure these.
@@ -92,7 +94,7 @@ class AdaptiveAllReduce:
         )
         self._controller = controller_of(
             meshes["control"], me, ranks, self._value, timeout,
-            lambda: AllReduceLoop(ranks, min_gain, AllReduceLog(log)),
+            lambda: ReductionRemedy(ranks, min_gain, DecisionLog(AllReduceDecision, log)),
         )  # fmt: skip
         connected.exchange.check = self.check
 
@@ -240,7 +242,7 @@ class AdaptiveAllReduce:
             self._guard.later(self._report, held)
 
     @property
-    def loop(self) -> AllReduceLoop | None:
+    def loop(self) -> Loop[ReductionRemedy] | None:
         """What chooses, at the group's first rank; None at others."""
         return loop_of(self._controller)
 

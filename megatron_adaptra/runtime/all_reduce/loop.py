@@ -13,17 +13,14 @@ from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import NATIVE, Choice
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.selector import Chosen
-from megatron_adaptra.runtime.all_reduce.decisions import (
-    AllReduceDecision,
-    AllReduceLog,
-    sentence,
-)
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.loop import RECENT_ITERATIONS, Proposed, Remedy
 from megatron_adaptra.runtime.offer import Offer
 from megatron_adaptra.runtime.planners import ChoiceProcess
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, History, Measured, Outcome, Trial
-from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
 from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.telemetry.arrivals import Pair
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
@@ -32,6 +29,7 @@ WARM = 2  # iterations at first that show nothing: connections, caches, buckets
 WINDOW = 5  # iterations whose median is what native and an iteration take
 FEWEST = 3  # of native, before anything is chosen
 LOOK = 8  # iterations between two looks at what shards take: delays count there
+QUIET = 2 * WINDOW  # iterations without another line, where reductions never change
 _SHOWN = 3  # changes that a decision has in words
 
 
@@ -40,7 +38,7 @@ class Change:
     """What is put to the vote, as it was `chosen`, and `why`.
 
     `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
-    share of an iteration. `planning`: seconds that the choice took. `again`: as in VotedDecision.
+    share of an iteration. `planning`: seconds that the choice took. `again`: as in Decision.
     """
 
     chosen: Chosen
@@ -58,27 +56,33 @@ class Change:
         return GroupAllReduce(choice, late)
 
 
-class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
-    """Estimates and chooses for one group; runs at its leader.
+class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
+    """A reduction remedy chooses how one data-parallel group adds up its gradients.
 
     Args:
         ranks: global ranks of the group; an attribute, too.
         min_gain: see `choose_all_reduce`.
         log: of decisions.
-        announce: decisions go to the log of the training, too; an attribute, too.
+        stays: where gradients are, in words, where a reduction never changes: then a line says, for
+            each rank that comes late, what another one would save. What ports pass is what torch's
+            backend makes of them: as if all were alike, and it ran a ring. None to change them.
 
     `offer`: what it would do about what has changed last; None until something has.
     """
 
     def __init__(
-        self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
+        self,
+        ranks: Sequence[int],
+        min_gain: float,
+        log: DecisionLog[AllReduceDecision],
+        stays: str | None = None,
     ) -> None:
-        super().__init__(log, announce)
-        self.ranks, self._min_gain = list(ranks), min_gain
+        super().__init__(len(ranks), log)
+        self.ranks, self._min_gain, self._stays = list(ranks), min_gain, stays
         self.offer: Offer | None = None
         self._planner = ChoiceProcess()
+        self._attempt = Attempt()
         self._estimate = AllReduceEstimate(len(ranks))
-        self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
         self._native: deque[Measured] = deque(maxlen=WINDOW)
         self._overlaps: deque[float] = deque(maxlen=WINDOW)
@@ -89,9 +93,8 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._nbytes, self._buffers = 0, Buffers()  # as reported last
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
-        """As for VotedThread: `bundle` is in force in `iteration`."""
         self._ran[iteration] = bundle[ALL_REDUCE].choice
-        self._ran.pop(iteration - RECENT, None)
+        self._ran.pop(iteration - RECENT_ITERATIONS, None)
 
     def known(self) -> Figures | None:
         """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
@@ -100,27 +103,12 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         return self._figures()
 
     def close(self) -> None:
-        """As for VotedChoice; the process that chooses ends, too."""
         super().close()
         self._planner.close()
 
-    # On the thread.
-
-    def _take(self, report: ReductionReport) -> None:
-        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.rank not in range(len(self.ranks)) or report.iteration not in recent:
-            return
-        for old in [i for i in self._rows if i not in recent]:
-            del self._rows[old]  # a rank does not report any more
-        row = self._rows.setdefault(report.iteration, {})
-        row[report.rank] = report
-        if len(row) == len(self.ranks):
-            del self._rows[report.iteration]
-            self._on_row(report.iteration, row)
-            self.seen = report.iteration
-
-    def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
-        """All ranks have reported an iteration."""
+    def observe(
+        self, iteration: int, row: Mapping[int, ReductionReport]
+    ) -> Proposed[AllReduceDecision] | None:
         took = after_last_arrival(row)
         rates = self._rates(row, took)
         periods = [one.period for one in row.values() if one.period is not None]
@@ -134,7 +122,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         )
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
-            return
+            return None
         self._periods.append(median(periods))
         self._overlaps.append(median(one.overlap for one in buffers))
         seen = {rank: one.seen for rank, one in row.items()}
@@ -152,27 +140,42 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
                 self._ours.add(iteration, measured)
             self.log.outcome(iteration, took)
         if (note := self._estimate.late_ranks.note()) is not None:
-            self._vote.note(note)
-        if not self._can_propose(iteration):
-            return
+            self.vote.note(note)
+        if not self.vote.can_propose(iteration):
+            return None
         self._changed_for = self._changed_for + 1 if changed else 0
-        if self._trial is not None:
-            _, ours = self._ours.around(self._trial.since)
-            self._trial.judge(iteration, list(self._native), ours)
-            if self._trial.failed is not None:
-                self._undo(iteration, self._trial.failed)
-                return
-        waits = iteration < self._not_before or self._backoff.blocks(iteration)
-        reason = changed or self._due(iteration) or self._delays_count(iteration)
-        if len(self._native) >= FEWEST and reason and not waits:
-            self._choose(iteration)
+        attempt = self._attempt
+        if (trial := attempt.trial) is not None:
+            trial.judge(iteration, list(self._native), self._ours.around(trial.since)[1])
+            if trial.failed is not None:
+                return self._undo(iteration, trial.failed)
+        waits = iteration < self._not_before or attempt.backoff.blocks(iteration)
+        reason = changed or attempt.due(iteration) or self._delays_count(iteration)
+        if len(self._native) < FEWEST or waits or not reason:
+            return None
+        return self._choose(iteration)
 
     def _rates(self, row: Mapping[int, ReductionReport], took: float | None) -> dict[Pair, float]:
         """Of paths, in bytes per second, where they were measured.
 
         `took`: seconds from the last arrival to the end; None where that is not known.
         """
-        return {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
+        if self._stays is None:
+            return {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
+        if not took:
+            return {}
+        count, turns = len(row), 1 if self._sharded else 2
+        # At least as much: what has not ended when the last buffer is ready may be some of it.
+        speed = max(
+            max(one.nbytes / (one.buffers.overlap + took), one.buffers.last / took)
+            for one in row.values()
+        )
+        rate = turns * (count - 1) / count * speed
+        return {(a, b): rate for a in range(count) for b in range(count) if a != b}
+
+    @property
+    def _sharded(self) -> bool:
+        return self.vote.in_force[ALL_REDUCE].choice.sharded
 
     def _delays_count(self, iteration: int) -> bool:
         """Whether it is time to look at delays, which change for all paths alike.
@@ -180,22 +183,22 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         Not while all that native waits for messages, two in each step of a ring, is less than a
         plan has to save: a search takes cores, and a training may have few.
         """
-        choice = self._vote.in_force[ALL_REDUCE].choice
-        if not choice.sharded or iteration % LOOK:
+        choice = self.vote.in_force[ALL_REDUCE].choice
+        if self._stays is not None or not choice.sharded or iteration % LOOK:
             return False
         steps = (choice.ranks - 1) * (self._buffers.count + self._buffers.gathers)
         waits = 2 * steps * self._estimate.late_ranks.delay()
         return not choice.native or waits >= self._min_gain * median(self._periods)
 
-    def _undo(self, iteration: int, outcome: Outcome) -> None:
+    def _undo(self, iteration: int, outcome: Outcome) -> Proposed[AllReduceDecision]:
         """Back to native, and no plan for a while: what was predicted is not what comes."""
         native, ours = outcome
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
-        choice = self._vote.in_force[ALL_REDUCE].choice.by_native()
-        again = self._backoff.until
-        self._propose(iteration, Change(Chosen(choice, native, native), why, again=again))
+        choice = self.vote.in_force[ALL_REDUCE].choice.by_native()
+        again = self._attempt.backoff.until
+        return self._proposed(iteration, Change(Chosen(choice, native, native), why, again=again))
 
     def _figures(self) -> Figures | None:
         """None until ports are known."""
@@ -205,62 +208,83 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             return None
         return replace(figures, buffers=replace(self._buffers, overlap=median(self._overlaps)))
 
-    def _choose(self, iteration: int) -> None:
-        """Something is no longer as planned for: choose, and put another choice to the vote."""
+    def _choose(self, iteration: int) -> Proposed[AllReduceDecision] | None:
+        """Choose anew: something is no longer as planned for."""
+        if self._stays is not None and not self._estimate.late_ranks.changes():
+            self._estimate.accept()  # ports pass what the backend makes of them
+            return None
+        if self._stays is not None and self._sharded:
+            self._offers(1.0)
+            self._tell(iteration, "no other reduction would help: of shards none can")
+            return None
         figures = self._figures()
         if figures is None:  # ports are not known yet
-            return
-        began, current = time.perf_counter(), self._vote.in_force[ALL_REDUCE]
+            return None
+        began, current = time.perf_counter(), self.vote.in_force[ALL_REDUCE]
         try:
             chosen = self._planner(figures, current.choice, self._min_gain)
         except PlanningFailed as error:  # what is in force stays
             self._not_before = iteration + WINDOW
-            self._vote.failed("the choice of an all-reduce has failed", error)
-            return
+            self.vote.failed("the choice of an all-reduce has failed", error)
+            return None
         seconds = time.perf_counter() - began
         saves = 0.0 if chosen.choice == current.choice else max(0.0, chosen.gain)
         self._offers(1 - saves / figures.iteration)
+        attempt = self._attempt
         if chosen.choice == current.choice:
-            left = 0 if self._due(iteration) else WINDOW - self._changed_for
+            left = 0 if attempt.due(iteration) else WINDOW - self._changed_for
             if left > 0:  # native was measured before, in part
                 self._not_before = iteration + left
             else:
                 self._kept(iteration)
-            return
+            return None
         changes = self._estimate.changes()
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         why = "; ".join(changes[:_SHOWN]) + more
-        if not changes and self._again is not None:
-            why = self._again[1]
+        if not changes and attempt.again is not None:
+            why = attempt.again[1]
         elif not changes:
             why = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
         change = Change(chosen, why, figures, chosen.gain / figures.iteration, seconds)
         try:
             ALL_REDUCE.check(change.value, current)
         except AdaptraError as error:
-            self._vote.note(f"an all-reduce that was chosen is not used: {error}")
+            self.vote.note(f"an all-reduce that was chosen is not used: {error}")
             self._not_before = iteration + WINDOW
-            return
-        self._propose(iteration, change)
+            return None
+        if self._stays is not None:
+            share = f"would save about {100 * change.gain:.0f} % of an iteration"
+            self._tell(iteration, f"{chosen.choice} {share}")
+            return None
+        return self._proposed(iteration, change)
+
+    def _tell(self, iteration: int, about: str) -> None:
+        """Say `about` others what they would do, after the reports of `iteration`."""
+        changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)
+        self.vote.note(f"gradients of {whose} stay {self._stays}: {changes}; {about}")
+        self._estimate.accept()
+        self._not_before = iteration + QUIET
 
     def _offers(self, share: float) -> None:
         """An iteration would take this `share` of what it takes."""
         number = 0 if self.offer is None else self.offer.number + 1
-        self.offer = Offer(number, share)
+        self.offer = Offer(number, share if self._stays is None else 1.0)
 
     def _kept(self, iteration: int) -> None:
-        """After the reports of `iteration`, what is in force was chosen again.
+        """Accept that what is in force was chosen again after the reports of `iteration`.
 
         What was taken back, and gains too little just now, may gain enough later.
         """
-        if self._again is not None:
-            later = iteration + FIRST_BLOCK, self._again[1]
-            self._again = None if self._estimate.changes() else later
+        if self._stays is not None:
+            self._tell(iteration, "no other reduction would help: none would save enough")
+        if (again := self._attempt.again) is not None:
+            later = iteration + FIRST_BLOCK, again[1]
+            self._attempt.again = None if self._estimate.changes() else later
         self._estimate.accept()
 
-    def _propose(self, iteration: int, change: Change) -> None:
-        """Put a `change` to the vote, after the reports of `iteration`."""
-        before = self._vote.in_force[ALL_REDUCE].choice
+    def _proposed(self, iteration: int, change: Change) -> Proposed[AllReduceDecision]:
+        """Propose a `change` after the reports of `iteration`."""
+        before = self.vote.in_force[ALL_REDUCE].choice
         chosen, figures = change.chosen, change.figures
         late = () if figures is None else figures.lateness
 
@@ -274,15 +298,13 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
                 figures=None if figures is None else figures.to_json(),
             )  # fmt: skip
 
-        self._put_to_vote(iteration, Bundle({ALL_REDUCE: change.value}), decide)
+        return Proposed(Bundle({ALL_REDUCE: change.value}), decide)
 
-    def _switched(self, decision: AllReduceDecision) -> None:
+    def switched(self, decision: AllReduceDecision, before: AllReduceDecision | None) -> None:
         self._estimate.accept()
-        if decision.after != NATIVE:
-            self._trial = Trial(decision.iteration, self._backoff)
-
-    def _sentence(self, decision: AllReduceDecision) -> str:
-        return sentence(decision)
+        why = None if before is None else before.why
+        tried = decision.after != NATIVE
+        self._attempt.switched(decision.iteration, tried, decision.again, why)
 
 
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:

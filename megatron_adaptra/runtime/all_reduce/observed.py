@@ -13,12 +13,13 @@ from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages, seen_by_rank
 from megatron_adaptra.runtime.all_reduce.controls import controller_of, loop_of
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
-from megatron_adaptra.runtime.all_reduce.observed_loop import ObservedLoop
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.decision_log import DecisionLog
 from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 MESHES = ("control", "arrivals")  # connections of its own: see Connected.between
@@ -88,7 +89,9 @@ class ObservedAllReduce:
         )
         self._controller = controller_of(
             meshes["control"], me, ranks, self._value, timeout,
-            lambda: ObservedLoop(ranks, min_gain, AllReduceLog(log), f"with {backend}"),
+            lambda: ReductionRemedy(
+                ranks, min_gain, DecisionLog(AllReduceDecision, log), stays=f"with {backend}"
+            ),
         )  # fmt: skip
 
     # On the training thread.
@@ -168,7 +171,7 @@ class ObservedAllReduce:
         """Nothing can differ."""
 
     @property
-    def loop(self) -> AllReduceLoop | None:
+    def loop(self) -> Loop[ReductionRemedy] | None:
         """What looks at the figures, at the group's first rank; None at others."""
         return loop_of(self._controller)
 

@@ -1,19 +1,21 @@
-"""The log of decisions on shares of microbatches: JSON lines (docs/decision-log.schema.json)."""
+"""Decisions on how many microbatches each data-parallel replica runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import shares_in_words
+from megatron_adaptra.runtime.decision_log import Decision
 from megatron_adaptra.runtime.trial import in_words
-from megatron_adaptra.runtime.voted_log import VotedDecision, VotedLog
 
 
 @dataclass(kw_only=True)
-class SyncDecision(VotedDecision):
-    """A change of how many microbatches replicas run; more of it in VotedDecision. Milliseconds.
+class SyncDecision(Decision):
+    """A share decision changes how many microbatches each replica runs.
+
+    An iteration is measured from its beginning to that of the next one.
 
     Args:
         microbatches: of a replica in stock.
@@ -29,6 +31,9 @@ class SyncDecision(VotedDecision):
         cheaper: other remedies, the cheapest first, as Remedy.to_json has them.
     """
 
+    KIND: ClassVar[str] = "sync"
+    ABOUT: ClassVar[str] = "decisions on shares of microbatches"
+
     microbatches: int
     before: list[int]
     after: list[int]
@@ -41,25 +46,17 @@ class SyncDecision(VotedDecision):
     gain: float
     cheaper: list[dict[str, Any]]
 
-
-class SyncLog(VotedLog[SyncDecision]):
-    """Those of one job. An iteration is measured from its beginning to that of the next one."""
-
-    KIND, ABOUT, OUTCOME = "sync", "decisions on shares of microbatches", 5
-
-
-def sentence(decision: SyncDecision) -> str:
-    """A decision in force, for the log of the training, whose iterations count from one."""
-    words = shares_in_words(SyncPlan(decision.microbatches, tuple(decision.after)))
-    text = f"from iteration {decision.iteration + 1} on, {words}: {decision.why}"
-    if decision.again is not None:
-        return text + in_words(decision.again)
-    text += f"; an iteration is expected to take {decision.predicted_ms:.4g} ms"
-    if decision.after == [decision.microbatches] * len(decision.after):
+    def sentence(self) -> str:
+        words = shares_in_words(SyncPlan(self.microbatches, tuple(self.after)))
+        text = f"from iteration {self.iteration + 1} on, {words}: {self.why}"
+        if self.again is not None:
+            return text + in_words(self.again)
+        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
+        if self.after == [self.microbatches] * len(self.after):
+            return text
+        text += f", with {self.microbatches} each {self.full_ms:.4g}"
+        known = [one for one in self.cheaper if one["leaves_ms"] is not None]
+        if known:
+            best = min(known, key=lambda one: float(one["leaves_ms"]))
+            text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
         return text
-    text += f", with {decision.microbatches} each {decision.full_ms:.4g}"
-    known = [one for one in decision.cheaper if one["leaves_ms"] is not None]
-    if known:
-        best = min(known, key=lambda one: float(one["leaves_ms"]))
-        text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
-    return text

@@ -10,14 +10,15 @@ from pathlib import Path
 from megatron_adaptra import waits
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.decision_log import DecisionLog
 from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.loop import RECENT_ITERATIONS, Loop
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.sync.counts_vote import CountsVote
-from megatron_adaptra.runtime.sync.decisions import SyncLog
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.decisions import SyncDecision
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
-from megatron_adaptra.runtime.voted_choice import RECENT
 from megatron_adaptra.runtime.yielding import WAITS, Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
 from megatron_adaptra.telemetry.host_use import HostUse
@@ -42,7 +43,7 @@ class AdaptiveSync:
         min_gain: share of an iteration that counts have to save.
         log: file of decisions; None for none.
         record: file of what was measured and decided; None for none.
-        offers: see SyncLoop; those of the first rank.
+        offers: see ShareRemedy; those of the first rank.
 
     `loop`: what chooses, at rank 0; None at others.
     """
@@ -67,11 +68,11 @@ class AdaptiveSync:
         self._queued: dict[int, float] = {}  # and how long this thread has waited for a core in it
         self._core_wait, self._yielding = CoreWait(), Yielding()
         self._waits = False  # for a core, in the last iteration that is known
-        self.loop: SyncLoop | None = None
+        self.loop: Loop[ShareRemedy] | None = None
         self._vote = CountsVote(first, self._bundle())
         if me == 0:
-            written = SyncLog(log, RunRecord(record))
-            self.loop = SyncLoop(replicas, min_gain, written, stages, offers=offers)
+            written = DecisionLog(SyncDecision, log, RunRecord(record))
+            self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers))
             self.loop.start(self._vote)
 
     def _bundle(self) -> Bundle:
@@ -101,10 +102,10 @@ class AdaptiveSync:
             self._guard.call(self._begins, iteration, self.loop)
         return self._plan
 
-    def _begins(self, iteration: int, loop: SyncLoop) -> None:
+    def _begins(self, iteration: int, loop: Loop[ShareRemedy]) -> None:
         if (closed := self._vote.begin(iteration, self._bundle())) is not None:
             loop.closed(closed)
-        loop.runs(self._plan)
+        loop.remedy.runs(self._plan)
 
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
         """What goes round with the vote at the end of `iteration`.
@@ -128,10 +129,10 @@ class AdaptiveSync:
             return
         if before is not None and before[0] == iteration - 1:
             self._took[iteration - 1] = now - before[1]
-            self._took.pop(iteration - RECENT, None)
+            self._took.pop(iteration - RECENT_ITERATIONS, None)
             if waited is not None and before[2] is not None:
                 self._queued[iteration - 1] = waited - before[2]
-            self._queued.pop(iteration - RECENT, None)
+            self._queued.pop(iteration - RECENT_ITERATIONS, None)
         self._began = iteration, now, waited
 
     @property

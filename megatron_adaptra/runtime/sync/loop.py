@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,13 +12,13 @@ from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
 from megatron_adaptra.plan.shares import SharePlan, share_by_speed, shares_in_words
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.loop import Proposed, Remedy, Vote
 from megatron_adaptra.runtime.offer import Offered, Offers
-from megatron_adaptra.runtime.sync.decisions import SyncDecision, SyncLog, sentence
+from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, known_remedies
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
-from megatron_adaptra.runtime.trial import History, Measured, Outcome, Trial
-from megatron_adaptra.runtime.voted_choice import VotedChoice
-from megatron_adaptra.runtime.voted_thread import Vote
+from megatron_adaptra.runtime.trial import Attempt, History, Measured, Outcome, Trial
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
 
@@ -27,8 +27,10 @@ WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
 
 
-class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
-    """Estimates and chooses for one job; runs at its first rank, which knows rows of all replicas.
+class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
+    """A share remedy chooses how many microbatches each replica of a job runs.
+
+    It runs at the job's first rank, which reports the rows of all replicas.
 
     Counts are chosen anew only when other replicas are slow than before: one change at most for
     each change of that set. What would have gained too little is looked at again while the same
@@ -40,7 +42,6 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         min_gain: share of an iteration that counts have to save over equal ones.
         log: of decisions.
         stages: of each replica's pipeline.
-        announce: decisions go to the log of the training, too.
         offers: of cheaper remedies that are allowed, and taken where they are enough (`auto`); None
             to share out microbatches whenever that gains enough (`share`).
     """
@@ -49,14 +50,14 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         self,
         replicas: int,
         min_gain: float,
-        log: SyncLog,
+        log: DecisionLog[SyncDecision],
         stages: int = 1,
-        announce: bool = True,
         offers: Offers | None = None,
     ) -> None:
-        super().__init__(log, announce)
+        super().__init__(1, log)
         self._replicas, self._min_gain, self._stages = replicas, min_gain, stages
         self._offered = None if offers is None else Offered(offers)
+        self._attempt = Attempt()
         self._since: int | None = None  # the iteration whose reports have shown other slow ones
         self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
         self._runs: SyncPlan | None = None  # set by the training thread
@@ -67,35 +68,30 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
 
-    def begins(self, iteration: int, bundle: Bundle) -> None:
-        """As for VotedThread: what a `bundle` means in `iteration` comes by `runs`."""
-
     def runs(self, plan: SyncPlan) -> None:
         """All ranks run `plan` in the iteration that begins. On the training thread."""
         self._runs = plan
 
     # On the thread.
 
-    def _begin(self, vote: Vote) -> None:
-        """As for VotedThread, for a `vote`."""
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
         self.log.record.run(vote.first, replicas=self._replicas, stages=self._stages)
 
     def _begin_anew(self, microbatches: int) -> None:
         """So many microbatches from now on: what was known was of others."""
-        self.log.end()
+        self.log.settle()
         self._speeds = ReplicaSpeeds(self._replicas, self._stages - 1)
         self._microbatches, self._warm, self._since = microbatches, WARM, None
-        self._trial = self._again = None
+        self._attempt.forget()
         self._rests.clear()
         self._usual.clear()
 
-    def _take(self, report: ReplicaRow) -> None:
-        self._on_row(report)
-        self.seen = report.iteration
-
-    def _on_row(self, row: ReplicaRow) -> None:
-        """All replicas have run an iteration."""
-        iteration, microbatches = row.iteration, sum(row.microbatches) // len(row.microbatches)
+    def observe(
+        self, iteration: int, reports: Mapping[int, ReplicaRow]
+    ) -> Proposed[SyncDecision] | None:
+        row = reports[0]
+        microbatches = sum(row.microbatches) // len(row.microbatches)
         if microbatches != self._microbatches:
             self._begin_anew(microbatches)
         if row.took is not None:
@@ -103,12 +99,12 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             self.log.outcome(iteration, row.took)
         if self._warm:
             self._warm -= 1
-            return
+            return None
         if microbatches == 1:
-            self._vote.note(
+            self.vote.note(
                 "each replica runs one microbatch: shares of microbatches cannot help a slow one"
             )
-            return
+            return None
         samples = enumerate(zip(row.seconds, row.microbatches, strict=True))
         changed = self._speeds.update(dict(samples))
         self._take_rest(row)
@@ -120,19 +116,21 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             self._since = iteration
         current = self._runs
         if (
-            not self._can_propose(iteration)
+            not self.vote.can_propose(iteration)
             or current is None
             or current.microbatches != microbatches
             or current.counts != row.microbatches
         ):
-            return  # what is in force has not been measured yet
+            return None  # what is in force has not been measured yet
         if (note := self._speeds.note()) is not None:
-            self._vote.note(note)
-        failed = None if self._trial is None else self._judged(iteration, self._trial, changed)
+            self.vote.note(note)
+        attempt = self._attempt
+        failed = None
+        if attempt.trial is not None:
+            failed = self._judged(iteration, attempt.trial, changed)
         if failed is not None:
-            self._undo(iteration, current, failed)
-        elif changed or self._due(iteration):
-            self._choose(row, current)
+            return self._undo(iteration, current, failed)
+        return self._choose(row, current) if changed or attempt.due(iteration) else None
 
     def _take_rest(self, row: ReplicaRow) -> None:
         """What the iteration has taken, and how much of that beyond its slowest replica."""
@@ -142,7 +140,8 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         alarms = self._speeds.alarms()
         if self._since is None and not (self._speeds.slow() or alarms):
             self._usual.append(self._rests[-1])
-        if self._trial is None or row.iteration < self._trial.since or not alarms:
+        trial = self._attempt.trial
+        if trial is None or row.iteration < trial.since or not alarms:
             self._rows.add(row.iteration, row)
 
     def _judged(self, iteration: int, trial: Trial, changed: bool) -> Outcome | None:
@@ -151,7 +150,7 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         `changed`: other replicas are slow, so that a comparison shows nothing of the counts.
         """
         if changed and trial.failed is None:
-            self._trial = None
+            self._attempt.trial = None
             return None
         before, after = self._rows.around(trial.since)
         trial.judge(iteration, self._measured(before), self._measured(after))
@@ -175,24 +174,26 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             found.append(Measured(row.took, median(each)))
         return found
 
-    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> None:
+    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[SyncDecision]:
         """Back to what was faster, and nothing else for a while: predictions do not hold."""
         decision, (before, ours) = self.log.last, outcome
         assert decision is not None
         why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
         after = SyncPlan(current.microbatches, tuple(decision.before))
-        self._propose(
+        return self._proposed(
             iteration, current, after, why,
             predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
             gain=(ours - before) / ours, planning_ms=0.0,
-            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._backoff.until,
+            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._attempt.backoff.until,
         )  # fmt: skip
 
-    def _choose(self, row: ReplicaRow, current: SyncPlan) -> None:
-        """Other replicas are slow: choose counts, and put them to the vote where they differ."""
+    def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[SyncDecision] | None:
+        """Choose counts anew: other replicas are slow."""
         iteration, slow = row.iteration, self._speeds.slow()
-        if not self._speeds.known or not self._rests or (slow and self._backoff.blocks(iteration)):
-            return  # it stays changed until it is accepted
+        attempt = self._attempt
+        blocked = slow and attempt.backoff.blocks(iteration)
+        if blocked or not self._speeds.known or not self._rests:
+            return None  # it stays changed until it is accepted
         began, step, speeds = time.perf_counter(), median(self._rests), self._speeds.speeds()
         share = share_by_speed(speeds, current.microbatches, step)
         taken, remedies = share.predicted, None
@@ -203,7 +204,7 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         if slow and current.full and self._offered is not None:
             ladder = self._climb(iteration, share, self._offered)
             if ladder is None:
-                return  # a cheaper remedy is to act: it stays changed until none is slow
+                return None  # a cheaper remedy is to act: it stays changed until none is slow
             worth, words = ladder.chosen == SHARES, ladder_in_words(ladder, self._min_gain)
             taken, remedies = ladder.predicted, ladder.cheaper
         plan = share.sync
@@ -216,19 +217,19 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
             if use is not None and replica in slow
         ]
         changes = self._speeds.changes()
-        if not changes and self._again is not None:
-            changes = [self._again[1]]
+        if not changes and attempt.again is not None:
+            changes = [attempt.again[1]]
         elif slow and not worth and plan == current:
-            self._vote.note(f"{'; '.join([*changes, *hosts])}: {words}; counts stay")
+            self.vote.note(f"{'; '.join([*changes, *hosts])}: {words}; counts stay")
         why = "; ".join([*changes, *hosts])
         if plan == current:
             self._speeds.accept()
             waits = slow and current.full
-            self._again = (iteration + AGAIN, "; ".join(changes)) if waits else None
-            return
+            attempt.again = (iteration + AGAIN, "; ".join(changes)) if waits else None
+            return None
         if remedies is None:
             remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
-        self._propose(
+        return self._proposed(
             iteration, current, plan, why,
             predicted_ms=1e3 * taken, full_ms=1e3 * share.full, lower_bound_ms=1e3 * share.bound,
             gain=(share.full - taken) / share.full, planning_ms=1e3 * seconds,
@@ -254,17 +255,14 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
         if certain and self._left_to != self._since:
             self._left_to = self._since
             why = "; ".join(self._speeds.changes())
-            self._vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
+            self.vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
         return None
 
-    def _propose(
-        self,
-        iteration: int,
-        current: SyncPlan,
-        plan: SyncPlan,
-        why: str,
-        **figures: Any,
-    ) -> None:
+    def _proposed(
+        self, iteration: int, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
+    ) -> Proposed[SyncDecision]:
+        """Propose a `plan` in place of the `current` one, after the reports of `iteration`."""
+
         def decide(swap: int) -> SyncDecision:
             return SyncDecision(
                 number=self.log.made, iteration=swap, detected=iteration, why=why,
@@ -272,12 +270,10 @@ class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
                 after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
             )  # fmt: skip
 
-        self._put_to_vote(iteration, Bundle({SYNC: JobSync(plan)}), decide)
+        return Proposed(Bundle({SYNC: JobSync(plan)}), decide)
 
-    def _switched(self, decision: SyncDecision) -> None:
+    def switched(self, decision: SyncDecision, before: SyncDecision | None) -> None:
         self._speeds.accept()
-        if decision.again is None and set(decision.after) != {decision.microbatches}:
-            self._trial = Trial(decision.iteration, self._backoff)
-
-    def _sentence(self, decision: SyncDecision) -> str:
-        return sentence(decision)
+        shared = set(decision.after) != {decision.microbatches}
+        tried, why = decision.again is None and shared, None if before is None else before.why
+        self._attempt.switched(decision.iteration, tried, decision.again, why)

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron_adaptra.adapter.entry import checkpoint
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.replica_loop import RouteRemedy
 
 SCRIPT = Path(__file__).with_name("pretrain_gpt_small.py")
 
@@ -29,6 +29,6 @@ def on_reports(*_: Any) -> None:
 
 if os.environ["ROUTES"]:
     checkpoint.resume = resume
-ReplicaLoop._on_reports = on_reports  # type: ignore[method-assign]
+RouteRemedy.observe = on_reports  # type: ignore[method-assign]
 sys.argv[0] = str(SCRIPT)
 runpy.run_path(str(SCRIPT), run_name="__main__")

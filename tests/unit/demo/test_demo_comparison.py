@@ -12,7 +12,7 @@ from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.base import evaluate
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.decisions import PlanDecision
 
 SLOW = Conditions(12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}))
 START, DEEP = make_plan(SLOW, "1f1b"), make_plan(SLOW, "warmup")
@@ -30,11 +30,11 @@ class Made:
         self.conditions, self.stock = conditions.to_json(), START.timeline
 
 
-def decided(*made: Made) -> list[Decision]:
+def decided(*made: Made) -> list[PlanDecision]:
     return list(made)  # type: ignore[arg-type]
 
 
-def compared(decisions: list[Decision], ms: list[float]) -> Comparison:
+def compared(decisions: list[PlanDecision], ms: list[float]) -> Comparison:
     healthy = Outlook(SLOW.healthy(), START.timeline)
     found = compare(PHASE, decisions, dict.fromkeys(ARMS, ms), START.schedule, healthy, evaluate)
     assert found is not None

@@ -15,7 +15,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.reroute import evaluate_replicas, plan_replicas
-from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.decisions import PlanDecision
 
 PIPELINE = Conditions(4, (0.01,) * 2, (0.01,) * 2, (0.01,) * 2)
 SLOW = ReplicaConditions(PIPELINE, 2, slow={3: 3.0}, paths={(0, 3): LinkState(0.02)})
@@ -24,8 +24,8 @@ STOCK = evaluate_replicas(START, SLOW).timeline
 PLAN = plan_replicas(SLOW)
 
 
-def made(iteration: int) -> Decision:
-    return Decision(
+def made(iteration: int) -> PlanDecision:
+    return PlanDecision(
         number=0, iteration=iteration, detected=iteration - 2, kinds=["schedule"], links=[],
         why="", warmup_before=[2, 1, 2, 1], warmup_after=list(PLAN.schedule.warmup),
         predicted_ms=1e3 * PLAN.predicted, predicted_without_ms=0.0, stock=STOCK,

@@ -22,14 +22,16 @@ from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
-from megatron_adaptra.runtime.decisions import DecisionLog, Worker
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision, Worker
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.replan_loop import PipelineRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.report import Memory, StageReport
+from megatron_adaptra.telemetry.report import Memory
 
 FORWARD, BACKWARD = 0.010, 0.020
 Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -> seconds
@@ -47,18 +49,16 @@ class Run:
     statuses: list[dict[str, Any]] = field(default_factory=list)
 
 
-class WatchedLoop(ReplanLoop):
+class WatchedLoop(Loop[PipelineRemedy]):
     """A loop that notifies the test when it has dealt with an iteration."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         self.moved = threading.Condition()
-        self.seen = -1
-        super().__init__(*args, **kwargs)
+        super().__init__(PipelineRemedy(*args), announce=False)
 
-    def _on_reports(self, iteration: int, reports: Sequence[StageReport]) -> None:
-        super()._on_reports(iteration, reports)
+    def _take(self, report: Any) -> None:
+        super()._take(report)
         with self.moved:
-            self.seen = iteration
             self.moved.notify_all()
 
 
@@ -154,7 +154,7 @@ def drive(
             estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)
             if resumed is not None:
                 estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
-            log = DecisionLog(path, RunRecord(record_at))
+            log = DecisionLog(PlanDecision, path, RunRecord(record_at))
             loop = WatchedLoop(start, estimator, rule, log, workers(stages))
             controller = Watched(ballot, made, decisions, loop, watcher=watcher)
             leaders.append(controller)

@@ -21,7 +21,7 @@ from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.all_reduce import group, path_probes
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.path_probes import (
     FEWEST,
     LEAST,
@@ -101,10 +101,10 @@ def train(
     known = -1
     if isinstance(controller, Leader) and fail is None:
         loop = controller.loop
-        assert isinstance(loop, AllReduceLoop)
+        assert isinstance(loop.remedy, ReductionRemedy)
         until(lambda: loop.seen >= ITERATIONS - 2, "reports of all ranks")
         known = loop.seen
-        assert set(loop._estimate.ports._rates) == {
+        assert set(loop.remedy._estimate.ports._rates) == {
             (a, b) for a in range(RANKS) for b in range(RANKS) if a != b
         }
     me.meet()
@@ -187,7 +187,7 @@ def test_a_reduction_overlaps_until_its_last_buffer_is_ready(
 SITES = {
     "ready": (ArrivalMessages, "ready"), "seen": (ArrivalMessages, "seen"),
     "probes": (PathProbes, "run"), "reports": (Controller, "hand_in"),
-    "rows": (AllReduceLoop, "_on_row"), "begin": (Controller, "begin"),
+    "rows": (ReductionRemedy, "observe"), "begin": (Controller, "begin"),
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from megatron_adaptra.runtime.sync import group
 from megatron_adaptra.runtime.sync import loop as loop_module
 from megatron_adaptra.runtime.sync.counts_vote import CountsVote
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.runtime.sync.share_vote import READY, Given, ShareVote
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.yielding import Yielding
@@ -131,8 +131,8 @@ def test_all_replicas_switch_in_one_iteration_and_means_are_right() -> None:
 
 SITES = {
     "moments": (AdaptiveSync, "_take_moment"), "taken": (AdaptiveSync, "_take_row"),
-    "hosts": (Yielding, "ended"), "runs": (SyncLoop, "runs"), "rows": (SyncLoop, "_on_row"),
-    "estimates": (SyncLoop, "_take_rest"), "take": (CountsVote, "take"),
+    "hosts": (Yielding, "ended"), "runs": (ShareRemedy, "runs"), "rows": (ShareRemedy, "observe"),
+    "estimates": (ShareRemedy, "_take_rest"), "take": (CountsVote, "take"),
     "closed": (CountsVote, "begin"),
 }  # fmt: skip
 

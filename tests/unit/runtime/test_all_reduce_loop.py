@@ -16,7 +16,7 @@ from runtime.voted_group import BUFFER, MS, NBYTES, RATE, VotedGroup
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.all_reduce.decisions import ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import FEWEST, LOOK, WARM, AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import FEWEST, LOOK, WARM, ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.trial import FIRST_BLOCK
@@ -262,20 +262,20 @@ def test_ranks_in_words() -> None:
 def test_what_is_chosen_is_offered_to_who_decides_on_dearer_remedies(tmp_path: Path) -> None:
     """As a share of an iteration as it is: 1 where nothing is to come."""
     group = VotedGroup(8, tmp_path / "decisions.jsonl")
-    loop = group.loop
-    assert isinstance(loop, AllReduceLoop)
+    remedy = group.loop.remedy
+    assert isinstance(remedy, ReductionRemedy)
     group.train(12)
-    before, offers = loop.offer, set()
+    before, offers = remedy.offer, set()
     assert before is None or before.leaves == 1
     for _ in range(SOON + 1):
         group.train(1, {2: BUFFER})
-        if loop.offer is not None and loop.offer != before:
-            offers.add(loop.offer)
+        if remedy.offer is not None and remedy.offer != before:
+            offers.add(remedy.offer)
     first, *later = sorted(offers)
     assert 0.5 < first.leaves < 0.95
     assert all(one.leaves == 1 for one in later)
     group.train(SOON + 3)
-    assert loop.offer is not None
-    assert loop.offer.number > first.number
-    assert loop.offer.leaves == 1
+    assert remedy.offer is not None
+    assert remedy.offer.number > first.number
+    assert remedy.offer.leaves == 1
     group.close()

@@ -96,8 +96,8 @@ def test_healthy_links_change_nothing(tmp_path):
     run = drive(path, lambda _: {}, iterations=20, paced=True)
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.loop.log.made == 0
-    assert list(run.leader.loop.delays) == [*range(1, 20)]  # iteration 0 does not count
-    assert set(run.leader.loop.delays[1]) == {"0>1", "1>0", "1>2", "2>1"}
+    assert list(run.leader.loop.remedy.delays) == [*range(1, 20)]  # iteration 0 does not count
+    assert set(run.leader.loop.remedy.delays[1]) == {"0>1", "1>0", "1>2", "2>1"}
 
 
 def test_a_fixed_schedule_stays(tmp_path):
@@ -106,7 +106,7 @@ def test_a_fixed_schedule_stays(tmp_path):
     assert threads() == [], "its control threads have ended"
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.loop.log.made == 0
-    assert run.leader.loop.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
+    assert run.leader.loop.remedy.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
 
 
 @pytest.mark.parametrize(("nbytes", "depths"), [(250, (2, 2, 1)), (199, (1, 1, 1))])
@@ -160,7 +160,7 @@ def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):
     before, during = (run.ran[0][i] for i in (7, -1))
     assert before.warmup == STOCK
     # Of what was free, nine tenths may be taken: 300 + 180 bytes are 4 microbatches.
-    assert run.leader.loop.estimator.budgets == (4.0, 4.0, 4.0)
+    assert run.leader.loop.remedy.estimator.budgets == (4.0, 4.0, 4.0)
     assert all(peak_in_flight(line) <= 4.0 for line in during.order)
     assert {Kind.I, Kind.W} <= {op.kind for line in during.order for op in line}
 

@@ -18,13 +18,12 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import STOCK
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.plan.base import make_plan
+from megatron_adaptra.runtime.decision_log import DecisionLog
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.decisions import (
-    Decision,
-    DecisionLog,
     LinkChange,
     LinkEnd,
-    sentence,
+    PlanDecision,
     why_leave,
     why_none,
     why_swap,
@@ -33,8 +32,8 @@ from megatron_adaptra.runtime.decisions import (
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 
 
-def decision(number: int) -> Decision:
-    return Decision(
+def decision(number: int) -> PlanDecision:
+    return PlanDecision(
         number=number,
         iteration=number + 2,
         detected=number,
@@ -58,13 +57,13 @@ def decision(number: int) -> Decision:
 
 def test_the_lines_of_a_decision_add_up(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "decisions.jsonl"
-    log = DecisionLog(path)
+    log = DecisionLog(PlanDecision, path)
     first = decision(0)
     log.add(first)
     log.add(decision(1))
-    log.commit(first)
+    log.close_vote(first, True)
     for ran in range(2, 6):
-        log.record_outcome(ran, 0.04)
+        log.outcome(ran, 0.04)
     log.refresh(first, 41.0)
     log.close()
     one, other = read_log(path)
@@ -80,9 +79,9 @@ def test_a_decision_is_one_line_and_what_comes_later_is_another_kind(tmp_path: P
     slow = {(1, 2): 0.04, (2, 1): 0.02}
     began = time.time()
     drive(path, lambda i: slow if 6 <= i < 20 else {}, 40, paced=True, record_at=record)
-    log = DecisionLog(path)
+    log = DecisionLog(PlanDecision, path)
     log.add(refused := decision(0))
-    log.refuse(refused)
+    log.close_vote(refused, False)
     log.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -116,18 +115,18 @@ def test_a_decision_names_both_ends_of_its_links(tmp_path: Path) -> None:
     assert link["delay_before_ms"] < 1
     last = run.leader.loop.log.last
     assert last is not None
-    assert sentence(last).endswith("; between rank 11 on host1 (eth2) and rank 12 on host2 (eth1)")
+    assert last.sentence().endswith("; between rank 11 on host1 (eth2) and rank 12 on host2 (eth1)")
 
 
 def test_what_is_known_of_an_outcome_is_logged_when_another_plan_comes_or_the_end(
     tmp_path: Path,
 ) -> None:
-    log = DecisionLog(tmp_path / "log")
+    log = DecisionLog(PlanDecision, tmp_path / "log")
     for number in (0, 3):
         log.add(made := decision(number))
-        log.commit(made)
+        log.close_vote(made, True)
     for ran in range(3, 8):
-        log.record_outcome(ran, ran / 1e3)
+        log.outcome(ran, ran / 1e3)
     log.close()
     assert [row["measured_ms"] for row in read_log(tmp_path / "log")] == [3.5, 6.5]
 
@@ -137,7 +136,7 @@ def test_jobs_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     path, count = tmp_path / "decisions.jsonl", 50
 
     def job() -> None:
-        log = DecisionLog(path)
+        log = DecisionLog(PlanDecision, path)
         for number in range(count):
             log.add(decision(number))
         log.close()
@@ -167,14 +166,14 @@ def test_a_log_that_cannot_be_written_costs_one_line_and_no_replan(
     unwritable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = drive(unwritable, lambda i: {(1, 2): 0.04} if i >= 8 else {}, 30, paced=True)
-    assert run.leader.loop.log.in_force == 1
+    assert run.leader.loop.log.committed == 1
     (line,) = capfd.readouterr().err.splitlines()
     where = str(unwritable.absolute())
     assert line.startswith(f"adaptra: decisions cannot be logged in {where!r}: ")
 
 
 def test_log_without_a_file_counts_decisions() -> None:
-    log = DecisionLog(None)
+    log = DecisionLog(PlanDecision, None)
     log.add(decision(0))
     log.close()
     assert log.made == 1

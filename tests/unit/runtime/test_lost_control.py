@@ -24,7 +24,8 @@ from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
-from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
@@ -189,7 +190,7 @@ def trains(me: RankFixture, what: str) -> Any:
     controller: Watched | Member
     if me.rank == 0:
         estimator = Estimator(8, ["one"] * 2, None, 1000)
-        log = DecisionLog(None)
+        log = DecisionLog(PlanDecision, None)
         loop = WatchedLoop(schedule((2, 1), 8), estimator, ReplanPolicy(), log, workers(2))
         controller = Watched(ballot, {1: channel}, decisions, loop)
     else:

@@ -16,10 +16,11 @@ from patience import PATIENCE
 from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.device.host import HostDevice
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.observed import MESHES, ObservedAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.loop import Loop
 
 RANKS, WHOLE, ITERATION, TAKES, LATE = 4, 4_000_000, 200.0, 60.0, 40.0
 FROM, TO, ITERATIONS = 8, 20, 34
@@ -55,7 +56,7 @@ class Gpu(HostDevice):
         self.anchors.append(self.now)
 
 
-def knows(loop: AllReduceLoop, iteration: int) -> bool:
+def knows(loop: Loop[ReductionRemedy], iteration: int) -> bool:
     return loop.seen >= iteration
 
 
@@ -93,7 +94,8 @@ def train(
             observed.ended()
         if loop is not None and iteration > LATER and not (unknown and iteration - LATER == 2):
             until(partial(knows, loop, iteration - LATER), f"iteration {iteration}")
-            assert loop.offer is None or loop.offer.leaves == 1, "nothing will be done"
+            offer = loop.remedy.offer
+            assert offer is None or offer.leaves == 1, "nothing will be done"
         me.meet()
     assert len(gpu.anchors) == ITERATIONS
     seen = -1 if loop is None else loop.seen

@@ -19,10 +19,12 @@ from megatron_adaptra.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.agreement import Proposal, starting_ballot
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.decisions import DecisionLog, Worker
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision, Worker
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.record import RunRecord, read_record
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
+from megatron_adaptra.runtime.replica_loop import RouteRemedy, of_stages
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
@@ -45,17 +47,17 @@ class Training(VotedRanks):
             self.prepared[worker].append(proposal)
             prepare(worker, proposal)
 
-        def new_loop() -> ReplicaLoop:
-            return ReplicaLoop(
-                self.job.start, self.job.estimator, ReplanPolicy(sends="eager"),
-                DecisionLog(path, RunRecord(path.with_name("replica-0.jsonl"))),
-                [Worker(10 + worker, f"host{worker}") for worker in range(6)], mode=mode,
-            )  # fmt: skip
+        def new_loop() -> Loop[RouteRemedy]:
+            log = DecisionLog(PlanDecision, path, RunRecord(path.with_name("replica-0.jsonl")))
+            workers = [Worker(10 + worker, f"host{worker}") for worker in range(6)]
+            rule = ReplanPolicy(sends="eager")
+            remedy = RouteRemedy(self.job.start, self.job.estimator, rule, log, workers, mode)
+            return Loop(remedy, announce=False)
 
         super().__init__(
             6, lambda: starting_ballot(self.job.start, links=Links()), new_loop, prepare=prepares
         )
-        self.job.replanner = self.loop.replanner
+        self.job.replanner = self.loop.remedy.replanner
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""

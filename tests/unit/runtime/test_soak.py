@@ -18,8 +18,10 @@ from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.runtime.agreement import starting_ballot
-from megatron_adaptra.runtime.decisions import DecisionLog
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision
+from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.replan_loop import PipelineRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 
@@ -54,11 +56,13 @@ def soak(me: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, i
     A link is slow for a hundred iterations of every thousand, so that there are votes, too.
     """
     waits.HEARTBEAT = 0.05
-    start, log = schedule((2, 1), COUNT), DecisionLog(None)
+    start, log = schedule((2, 1), COUNT), DecisionLog(PlanDecision, None)
     estimator = Estimator(COUNT, ["one"] * 2, None, 1000)
     ranks = VotedRanks(
         2, lambda: starting_ballot(start),
-        lambda: ReplanLoop(start, estimator, ReplanPolicy(), log, workers(2)),
+        lambda: Loop(
+            PipelineRemedy(start, estimator, ReplanPolicy(), log, workers(2)), announce=False
+        ),
     )  # fmt: skip
     leader, loop = ranks.leader, ranks.loop
     found = []
@@ -76,7 +80,7 @@ def soak(me: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, i
                 most = found[0][1]
                 until(lambda most=most: threading.active_count() <= most, "no thread more")
             found.append((in_use(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    assert log.in_force > iterations // 2000
+    assert log.committed > iterations // 2000
     closes = threading.Thread(target=leader.close)
     closes.start()
     ranks.controllers[1].close()

@@ -13,10 +13,12 @@ from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.runtime.agreement import Ballot
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
@@ -51,7 +53,9 @@ class VotedGroup(VotedRanks):
         native = GroupAllReduce(Choice(ranks, sharded=sharded))
         super().__init__(
             ranks, lambda: Ballot(Bundle({ALL_REDUCE: native})),
-            lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)), first,
+            lambda: Loop(ReductionRemedy(
+                range(8, 8 + ranks), min_gain, DecisionLog(AllReduceDecision, path)
+            )), first,
         )  # fmt: skip
 
     def _seen(self, iteration: int) -> bool:

@@ -8,9 +8,10 @@ from pathlib import Path
 from patience import PATIENCE
 
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
@@ -46,7 +47,7 @@ class VotedJob:
         self._next = self._begin(first)
 
     @property
-    def loop(self) -> SyncLoop:
+    def loop(self) -> Loop[ShareRemedy]:
         found = self.ranks[0].loop
         assert found is not None
         return found
