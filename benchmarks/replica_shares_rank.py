@@ -23,9 +23,9 @@ import torch.distributed as dist  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
 from megatron_adaptra.adapter.sync.shares import Shares  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
 from megatron_adaptra.runtime.worker_emulator import WorkerEmulator  # noqa: E402
 
 RESULT, DECISIONS, SLOW = "result.json", "decisions.jsonl", "slow"
@@ -106,8 +106,8 @@ def in_blocks(settings: Settings, shape: gpt.GPTShape, dataset: Any) -> list[lis
     def now_and_then(shares: Shares, run: Any, arguments: Any) -> Any:
         if not off[0]:
             return ours(shares, run, arguments)
-        if isinstance(shares._source, FoundCountsSource):
-            shares._source._sync._began = None  # what comes next does not follow the one before
+        if isinstance(shares._source, AdaptiveSync):
+            shares._source._began = None  # what comes next does not follow the one before
         return run(arguments)
 
     config = AdaptraConfig(

@@ -96,6 +96,10 @@ class SyncPlan:
         """One line: `sync 8: 9 9 9 5`, M and the counts; `parse_sync` reads it back exactly."""
         return f"sync {self.microbatches}: {' '.join(map(str, self.counts))}\n"
 
+    def to_json(self) -> str:
+        """Return the text form: plans are voted on as values of a Bundle."""
+        return self.text()
+
     def digest(self) -> str:
         """SHA-256 of the text form: equal digests mean equal plans."""
         return hashlib.sha256(self.text().encode()).hexdigest()

@@ -20,12 +20,12 @@ from megatron_adaptra.ir.sync import SyncPlan
 @pytest.fixture(scope="module", autouse=True)
 def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
-    global CountedBatches, ShareBatches, ShareData, ScheduleTimes, new_source, share_limits
+    global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes, mpu, share_limits
     from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches
     from megatron_adaptra.adapter.sync import share_limits
     from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
     from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
-    from megatron_adaptra.adapter.sync.sources import new_source
+    from megatron_adaptra.adapter.sync.sources import NamedCounts, mpu
 
 
 def checked(counts: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
@@ -67,12 +67,15 @@ def test_counts_that_fit_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.endswith("12 microbatches (2 x 6), not to 13")
 
 
-def test_named_counts_hold_for_their_number_of_microbatches_alone() -> None:
+def test_named_counts_hold_for_their_number_of_microbatches_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mpu, "get_data_parallel_world_size", lambda: 2)
     lines: list[str] = []
-    new = new_source(AdaptraConfig(sync="share", sync_counts="5,3"), 2, lines.append)
-    assert new(4, 0).begin(7, None) == SyncPlan(4, (5, 3))
+    counts = NamedCounts((5, 3), lines.append)
+    assert counts.begin(7, None, 4) == SyncPlan(4, (5, 3))
     assert lines == []
-    assert new(3, 0).begin(7, None) == SyncPlan(3, (3, 3))
+    assert counts.begin(8, None, 3) == counts.begin(9, None, 3) == SyncPlan(3, (3, 3))
     (line,) = lines
     assert line.startswith("replicas run 3 microbatches each: --adaptra-sync-counts '5,3': they")
 

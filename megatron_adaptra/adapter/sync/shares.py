@@ -24,16 +24,16 @@ from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_o
 from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.adapter.sync.found_counts import FoundCounts
 from megatron_adaptra.adapter.sync.offers import offers_of
 from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, too_many
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
-from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
+from megatron_adaptra.adapter.sync.sources import Source, new_source
 from megatron_adaptra.errors import reason_of
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.runtime.sync.share_vote import (
     DIFFERENT,
@@ -55,21 +55,19 @@ class Shares:
 
     Args:
         session: this rank's, which runs the schedules.
-        source: makes what decides on plans; what the settings ask for, if None.
         reductions: the job's PlannedCollectives, when training has begun.
     """
 
     def __init__(
         self,
         session: Session,
-        source: NewSource | None = None,
         reductions: Callable[[], Sequence[Any]] = list,
     ) -> None:
         self._session, self._config, self._guard = session, session.config, session.guard
         self._replica = mpu.get_data_parallel_rank()
         self._replicas = mpu.get_data_parallel_world_size()
-        self._new_source, self._reductions = source, reductions
-        self._source: Source | None = None
+        self._reductions = reductions
+        self._source: Source | None = None  # of plans, from the first iteration on
         self._data = ShareData(self._replica)
         self._times = ScheduleTimes(session.context.device)
         self._vote: ShareVote | None = None  # from the end of the first iteration on
@@ -92,8 +90,7 @@ class Shares:
     @property
     def loop(self) -> Loop[ShareRemedy] | None:
         """What finds counts, at the job's first rank; None at others, and where none are found."""
-        source = self._new_source
-        return source.loop if isinstance(source, FoundCounts) else None
+        return self._source.loop if isinstance(self._source, AdaptiveSync) else None
 
     def forward_backward(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward with these `arguments`, which `run` runs.
@@ -117,24 +114,22 @@ class Shares:
 
     def close(self) -> None:
         """No iteration follows."""
-        self._close_source()
-        if (close := getattr(self._new_source, "close", None)) is not None:
-            self._guard.attempt(waits.END, close)
+        if (source := self._source) is not None:
+            self._guard.attempt(waits.END, source.close)
         if self._vote is not None:
             self._vote.close()
 
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """The first iteration, as stock; what is seen in it decides about all others."""
-        source = self._new_source
         reason = self._session.patches.why_not("shares", "watched-ops")
         reason = reason or apart(self._config, arguments)
         if reason:
             self._refuse(reason)
             return run(arguments)
-        if source is None:
-            source = self._guard.call(self._by_settings)
-        self._new_source, self._iteration = source, self._session.iteration
-        self._start(source, arguments["num_microbatches"])
+        self._iteration = self._session.iteration
+        if self._source is None:
+            self._source = self._guard.call(self._new_source, arguments["num_microbatches"])
+        self._start(arguments["num_microbatches"])
         self._starts()
         config = config_of(arguments)
         watch = FirstIteration(self._data, bool(config.calculate_per_token_loss))
@@ -147,10 +142,12 @@ class Shares:
         self._end(only(arguments["data_iterator"]))
         return result
 
-    def _by_settings(self) -> NewSource:
-        """What makes the source that the settings ask for."""
-        offers = offers_of(self._session, self._reductions)
-        return new_source(self._config, self._replicas, self._session.context.say, offers)
+    def _new_source(self, microbatches: int) -> Source:
+        """Make the source that the settings ask for."""
+        return new_source(
+            self._config, microbatches, self._iteration, self._session.context.say,
+            lambda: offers_of(self._session, self._reductions),
+        )  # fmt: skip
 
     def _connect(self) -> str:
         """Why ranks cannot vote, or an empty string. A collective of all."""
@@ -166,7 +163,6 @@ class Shares:
         self._session.context.say(f"replicas run as many microbatches each: {reason}")
         self._off = True
         self._others = []
-        self._close_source()
 
     # The two ends of an iteration.
 
@@ -186,12 +182,12 @@ class Shares:
         if word in _OVER:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
-        elif microbatches != before.microbatches and self._new_source is not None:
+        elif microbatches != before.microbatches:
             if reason := too_many(microbatches):
                 self._plan = SyncPlan.full_of(self._replicas, 1)
                 self._refuse(reason)
             else:
-                self._start(self._new_source, microbatches)  # a batch size ramps up
+                self._start(microbatches)  # a batch size ramps up
         elif word == READY and self._next_plan is not None:
             self._plan = self._next_plan
             self._others = self._data.others(iterator, self._plan) if self._reads else []
@@ -200,7 +196,7 @@ class Shares:
         self._starts()
         if self._plan != before:
             self._session.begin_anew(apart=not self._plan.full)
-            found = isinstance(self._new_source, FoundCounts)  # whose decisions are logged
+            found = isinstance(self._source, AdaptiveSync)  # whose decisions are logged
             if self._plan.microbatches == before.microbatches and not (self._off or found):
                 counts = ",".join(map(str, self._plan.counts))
                 self._session.context.say(
@@ -278,15 +274,9 @@ class Shares:
 
     # What decides.
 
-    def _start(self, new: NewSource | None, microbatches: int) -> None:
-        """With another number of `microbatches` all begins anew, as stock.
-
-        Where there is no `new` source on a rank, the votes of all end the shares.
-        """
-        self._close_source()
+    def _start(self, microbatches: int) -> None:
+        """Begin with another number of `microbatches`, as stock."""
         self._plan = SyncPlan.full_of(self._replicas, microbatches)
-        if new is not None:
-            self._source = self._guard.call(new, microbatches, self._iteration)
         self._ask(self._iteration)
 
     def _starts(self) -> None:
@@ -295,13 +285,13 @@ class Shares:
             self._guard.call(lambda: source.starts(self._iteration))  # it may have no such thing
 
     def _ask(self, iteration: int) -> SyncPlan | None:
-        """What the source wants in `iteration`; None where it has failed."""
+        """Return what the source wants in `iteration`; None without one, or where it has failed."""
         source, each = self._source, self._plan.microbatches
         if source is None:
             return None
         try:
             voted, self._voted = self._voted, None
-            plan = source.begin(iteration, voted)
+            plan = source.begin(iteration, voted, each)
             shape = self._replicas, each
             if isinstance(plan, SyncPlan) and (plan.replicas, plan.microbatches) == shape:
                 return plan
@@ -315,11 +305,6 @@ class Shares:
         ended, self._ended = self._ended, None
         if self._source is not None and ended is not None:
             self._source.ended(ended)
-
-    def _close_source(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            self._guard.call(lambda: source.close())
 
 
 class _End:

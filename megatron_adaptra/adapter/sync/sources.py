@@ -1,37 +1,41 @@
-"""Where a training's sync plans come from: counts that are named, or what finds them."""
+"""Where a training's sync plans come from: counts that are named, or a vote that finds them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from megatron_adaptra.adapter.sync.found_counts import FoundCounts
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.runtime.offer import Offers
+from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 
 class Source(Protocol):
-    """Decides, together with those of all other ranks, what each replica runs.
+    """A source decides, together with those of all other ranks, what each replica runs.
 
     A plan that `begin` returns on one rank it returns on all, for the same iteration: their votes
     compare it, and where it differs all replicas run as stock from then on.
     """
 
-    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> SyncPlan:
-        """What to run in `iteration`, which is about to begin; each in turn is asked for once.
+    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
+        """Return what to run in `iteration`, which is about to begin; asked for once in turn.
 
         `voted`: counts that some rank has given, which all have learned of by their last vote.
-        Called when the backwards of the iteration before are over. What it raises ends the shares,
-        on all ranks together.
+        `microbatches`: of a replica in stock. Called when the backwards of the iteration before are
+        over. Any error of it ends the shares, on all ranks together.
         """
         ...
 
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
-        """What this rank puts into the vote at the end of `iteration`, for all others to know.
+        """Return what this rank puts into the vote at the end of `iteration`, for all to know.
 
         How its host is used while it waits for a core, and, at one rank alone, counts that are
         proposed. Goes through the guard.
@@ -39,11 +43,11 @@ class Source(Protocol):
         ...
 
     def starts(self, iteration: int) -> None:
-        """All ranks have voted on `iteration`, which starts. Goes through the guard."""
+        """Take note that all ranks have voted on `iteration`, which starts. Through the guard."""
         ...
 
     def ended(self, row: ReplicaRow) -> None:
-        """All replicas have run the iteration of a `row`, the same on all ranks.
+        """Take the `row` of an iteration that all replicas have run, the same on all ranks.
 
         It comes in the next iteration, on a GPU one later, without what that took from start to
         start. An iteration may be missing, on all ranks. Goes through the guard.
@@ -51,63 +55,75 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """No iteration follows, or those that do have another number of microbatches."""
+        """End: no iteration follows."""
         ...
 
 
-# Makes one for so many microbatches per replica, from an iteration on. What has a `close`, too, is
-# closed at the end.
-NewSource = Callable[[int, int], Source]
-
-
 class NamedCounts:
-    """As Source: the same `plan` all the time."""
+    """Named counts are the same all the time, where they share out an iteration's microbatches.
 
-    def __init__(self, plan: SyncPlan) -> None:
-        self._plan = plan
+    Args:
+        counts: by replica.
+        say: logs a sentence, at rank 0.
+    """
 
-    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> SyncPlan:
-        """The plan, whatever the `iteration`, and whatever was `voted` on."""
+    def __init__(self, counts: tuple[int, ...], say: Callable[[str], None]) -> None:
+        self._counts, self._say = counts, say
+        self._plan: SyncPlan | None = None
+
+    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
+        if self._plan is None or self._plan.microbatches != microbatches:
+            self._plan = self._of(microbatches)
         return self._plan
 
+    def _of(self, microbatches: int) -> SyncPlan:
+        replicas = mpu.get_data_parallel_world_size()
+        try:
+            fit(self._counts, replicas, microbatches)
+        except BadInput as error:  # while a batch size ramps up, or where nobody has checked them
+            self._say(f"replicas run {microbatches} microbatches each: {error}")
+            return SyncPlan.full_of(replicas, microbatches)
+        return SyncPlan(microbatches, self._counts)
+
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
-        """Nothing, in any `iteration`."""
         return None, None
 
     def starts(self, iteration: int) -> None:
-        """Nothing, in any `iteration`."""
+        pass
 
     def ended(self, row: ReplicaRow) -> None:
-        """Nothing: no `row` changes what is named."""
+        pass
 
     def close(self) -> None:
-        """Nothing."""
+        pass
 
 
 def new_source(
     config: AdaptraConfig,
-    replicas: int,
+    microbatches: int,
+    iteration: int,
     say: Callable[[str], None],
-    offers: Offers | None = None,
-) -> NewSource:
-    """What makes the source that a job's settings, `config`, ask for.
+    offers: Callable[[], Offers | None],
+) -> Source:
+    """Make the source that a job's settings ask for.
 
-    `replicas`: how many there are. `say`: logs a sentence, at rank 0. `offers`: of cheaper
-    remedies, where counts are found by the ladder; see ShareRemedy.
+    Args:
+        config: the settings.
+        microbatches: of a replica in stock.
+        iteration: the first one.
+        say: logs a sentence, at rank 0.
+        offers: gives those of cheaper remedies, where counts are found by the ladder; see
+            ShareRemedy.
     """
-    counts = config.counts
-    if not counts:
-        return FoundCounts(config, offers)
-
-    def named(microbatches: int, iteration: int) -> Source:
-        try:
-            fit(counts, replicas, microbatches)
-        except BadInput as error:  # while a batch size ramps up, or where nobody has checked them
-            say(f"replicas run {microbatches} microbatches each: {error}")
-            return NamedCounts(SyncPlan.full_of(replicas, microbatches))
-        return NamedCounts(SyncPlan(microbatches, counts))
-
-    return named
+    if config.counts:
+        return NamedCounts(config.counts, say)
+    return AdaptiveSync(
+        dist.get_rank(), mpu.get_data_parallel_world_size(), microbatches, iteration,
+        stages=mpu.get_pipeline_model_parallel_world_size(), min_gain=config.min_gain,
+        log=config.log_file("sync"),
+        record=Path(config.record) / "sync.jsonl" if config.record else None,
+        offers=offers(),
+    )  # fmt: skip
 
 
 def fit(counts: tuple[int, ...], replicas: int, microbatches: int) -> None:

@@ -11,11 +11,21 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.ir.sync import SyncPlan, parse_sync
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.sync.value import SYNC
+from megatron_adaptra.runtime.bundle import Bundle, ValueKind
 
+
+def _check_sync(plan: SyncPlan, now: SyncPlan) -> None:
+    """Raise BadBundle for another number of replicas; each sample counts once in any SyncPlan."""
+    if plan.replicas != now.replicas:
+        raise BadBundle(f"it is for {plan.replicas} replicas; here are {now.replicas}")
+
+
+# Where iterations have another number of microbatches than the plan, all replicas run as many.
+SYNC = ValueKind("sync", lambda data: parse_sync(str(data)), _check_sync)
 LEAD = 2  # iterations from the one at whose end ranks vote to the one in which counts are in force
 
 
@@ -40,7 +50,7 @@ class CountsVote:
             proposal = self._open
         if proposal is None or proposal.swap != iteration + LEAD:
             return None
-        return tuple(proposal.bundle[SYNC].plan.counts)
+        return tuple(proposal.bundle[SYNC].counts)
 
     def begin(self, iteration: int, bundle: Bundle) -> Proposal | None:
         """All ranks run `bundle` in `iteration`; the proposal that is closed by that, if any."""

@@ -15,10 +15,9 @@ from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.loop import RECENT_ITERATIONS, Loop
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.sync.counts_vote import CountsVote
+from megatron_adaptra.runtime.sync.counts_vote import SYNC, CountsVote
 from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.runtime.sync.loop import ShareRemedy
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.yielding import WAITS, Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
 from megatron_adaptra.telemetry.host_use import HostUse
@@ -76,25 +75,23 @@ class AdaptiveSync:
             self.loop.start(self._vote)
 
     def _bundle(self) -> Bundle:
-        return Bundle({SYNC: JobSync(self._plan)})
+        return Bundle({SYNC: self._plan})
 
     # On the training thread.
 
-    def begin(
-        self, iteration: int, voted: tuple[int, ...] | None = None, microbatches: int | None = None
-    ) -> SyncPlan:
-        """The job's `iteration` begins: what all replicas run in it, the same on all ranks.
+    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
+        """Begin the job's `iteration`. Returns what all replicas run in it, on all ranks alike.
 
         Args:
             iteration: it may begin twice.
             voted: the counts that all ranks have learned of by their last vote, if there are any.
-            microbatches: of a replica in stock, where their number may have changed: then all run
-                as many, until counts are chosen anew.
+            microbatches: of a replica in stock; where their number has changed, all run as many,
+                until counts are chosen anew.
 
         Raises:
             BadInput: what was voted on are no counts.
         """
-        if microbatches is not None and microbatches != self._full.microbatches:
+        if microbatches != self._full.microbatches:
             self._full = self._plan = SyncPlan.full_of(self._full.replicas, microbatches)
         if voted is not None and sum(voted) == sum(self._full.counts):
             self._plan = SyncPlan(self._full.microbatches, voted)

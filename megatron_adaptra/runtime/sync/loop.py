@@ -15,9 +15,9 @@ from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.decision_log import DecisionLog
 from megatron_adaptra.runtime.loop import Proposed, Remedy, Vote
 from megatron_adaptra.runtime.offer import Offered, Offers
+from megatron_adaptra.runtime.sync.counts_vote import SYNC
 from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, known_remedies
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.trial import Attempt, History, Measured, Outcome, Trial
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
@@ -270,7 +270,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
                 after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
             )  # fmt: skip
 
-        return Proposed(Bundle({SYNC: JobSync(plan)}), decide)
+        return Proposed(Bundle({SYNC: plan}), decide)
 
     def switched(self, decision: SyncDecision, before: SyncDecision | None) -> None:
         self._speeds.accept()

@@ -28,11 +28,11 @@ from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.pipeline import status  # noqa: E402
 from megatron_adaptra.adapter.sync import offers  # noqa: E402
-from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
 from megatron_adaptra.runtime.offer import Offer  # noqa: E402
+from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
 from megatron_adaptra.runtime.sync.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
@@ -56,8 +56,8 @@ def train(dataset: Any, activation: Any = None, iterations: int = ITERATIONS) ->
     losses, counts, together, shown = [], [], [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShareVote, "start", noted(order, "vote", ShareVote.start))
-        starts = noted(order, "start", FoundCountsSource.starts)
-        patch.setattr(FoundCountsSource, "starts", starts)
+        starts = noted(order, "start", AdaptiveSync.starts)
+        patch.setattr(AdaptiveSync, "starts", starts)
         for _ in range(iterations):
             arm.begin()
             pairs = arm.forward_backward(function)
@@ -88,7 +88,7 @@ def noted(order: list[str], word: str, function: Callable[..., Any]) -> Callable
 
 def calculate(replica: int) -> None:
     """From now on what replicas take follows from counts, and each rank puts that into its vote."""
-    known, ended = ScheduleTimes.known, FoundCountsSource.ended
+    known, ended = ScheduleTimes.known, AdaptiveSync.ended
 
     def calculated(iteration: int, counts: tuple[int, ...]) -> list[float]:
         slow = SLOW if FROM <= iteration < TO else None
@@ -101,14 +101,14 @@ def calculate(replica: int) -> None:
         assert timed.seconds > 0
         return timed._replace(seconds=calculated(iteration, timed.counts)[replica])
 
-    def ends(self: FoundCountsSource, row: ReplicaRow) -> None:
+    def ends(self: AdaptiveSync, row: ReplicaRow) -> None:
         expected = calculated(row.iteration, row.microbatches)
         assert row.seconds == pytest.approx(expected), "on all ranks"
-        self._sync._took[row.iteration] = max(row.seconds) + STEP
+        self._took[row.iteration] = max(row.seconds) + STEP
         ended(self, row)
 
     ScheduleTimes.known = knows  # type: ignore[method-assign]
-    FoundCountsSource.ended = ends  # type: ignore[method-assign]
+    AdaptiveSync.ended = ends  # type: ignore[method-assign]
 
 
 def answered(leaves: float) -> None:
@@ -124,13 +124,13 @@ def answered(leaves: float) -> None:
 
 def stay_behind() -> None:
     """From now on this rank goes on as before when others switch."""
-    begin = FoundCountsSource.begin
+    begin = AdaptiveSync.begin
 
-    def stays(self: FoundCountsSource, iteration: int, voted: Any) -> SyncPlan:
-        plan = begin(self, iteration, voted)
+    def stays(self: AdaptiveSync, iteration: int, voted: Any, microbatches: int) -> SyncPlan:
+        plan = begin(self, iteration, voted, microbatches)
         return SyncPlan.full_of(plan.replicas, plan.microbatches)
 
-    FoundCountsSource.begin = stays  # type: ignore[method-assign]
+    AdaptiveSync.begin = stays  # type: ignore[method-assign]
 
 
 def shares(

@@ -113,7 +113,7 @@ def train(dataset: Any, activation: Any = None) -> tuple[list[Any], str]:
 
 def settle(shares: Any) -> None:
     """Wait for what chooses counts, without a call of ours: that would be a site."""
-    sync = getattr(shares._new_source, "_sync", None)
+    sync = shares._source
     if (loop := getattr(sync, "loop", None)) is not None:
         loop._queue.put(done := threading.Event())
         done.wait(SETTLED)

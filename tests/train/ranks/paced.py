@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.runtime.sync.group import AdaptiveSync
 
 PATIENCE = 60.0  # seconds
 
@@ -14,11 +14,13 @@ def pace() -> None:
     """From now on rank 0 ends an iteration when what it can know by then is dealt with."""
     if dist.get_rank():
         return
-    begin = FoundCountsSource.begin
+    begin = AdaptiveSync.begin
 
-    def paced(self: FoundCountsSource, iteration: int, voted: tuple[int, ...] | None) -> SyncPlan:
-        assert self._sync.loop is not None
-        self._sync.loop.drain(PATIENCE)
-        return begin(self, iteration, voted)
+    def paced(
+        self: AdaptiveSync, iteration: int, voted: tuple[int, ...] | None, microbatches: int
+    ) -> SyncPlan:
+        assert self.loop is not None
+        self.loop.drain(PATIENCE)
+        return begin(self, iteration, voted, microbatches)
 
-    FoundCountsSource.begin = paced  # type: ignore[method-assign]
+    AdaptiveSync.begin = paced  # type: ignore[method-assign]

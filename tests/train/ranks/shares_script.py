@@ -162,7 +162,7 @@ class Planned:
         self._fault, self._first = fault, first
         self.ended_with: list[list[int]] = []
 
-    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> Any:
+    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> Any:
         assert voted is None
         plan = self._plans[min(iteration, len(self._plans) - 1)]
         if iteration < self._first or self._fault != "other counts":
@@ -207,7 +207,7 @@ def shared(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     activation = activate(settings)
     fault = case["fault"] if dist.get_rank() in case["ranks"] else ""
     source = Planned(case["plans"], each, fault, case["first"])
-    activation.shares._new_source = lambda microbatches, iteration: source
+    activation.shares._source = source
     function, out = gpt.forward_backward_function(), []
     try:
         for iteration, expected in enumerate(wanted):

@@ -17,11 +17,10 @@ from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.sync import group
 from megatron_adaptra.runtime.sync import loop as loop_module
-from megatron_adaptra.runtime.sync.counts_vote import CountsVote
+from megatron_adaptra.runtime.sync.counts_vote import SYNC, CountsVote
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.runtime.sync.share_vote import READY, Given, ShareVote
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.yielding import Yielding
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
@@ -42,7 +41,7 @@ class Job:
         )
         self._vote = ShareVote(RANKS, PATIENCE)
         self._voted: tuple[int, ...] | None = None
-        self._next = self.sync.begin(FIRST)
+        self._next = self.sync.begin(FIRST, None, MICROBATCHES)
 
     def run(
         self, iteration: int, seconds: Callable[[SyncPlan], Sequence[float]], microbatches: int = 4
@@ -88,7 +87,7 @@ def step(job: Job, iteration: int, microbatches: int = MICROBATCHES) -> tuple[in
 def propose(job: Job, iteration: int, counts: tuple[int, ...], works: bool = True) -> None:
     """As what chooses does, at the first rank, if that `works`; nothing at others."""
     if job.sync.loop is not None:
-        bundle = Bundle({SYNC: JobSync(SyncPlan(MICROBATCHES, counts))})
+        bundle = Bundle({SYNC: SyncPlan(MICROBATCHES, counts)})
         proposal = job.sync._vote.propose(iteration, bundle)
         assert proposal is not None or not works
         assert job.sync._vote.propose(iteration, bundle) is None, "one at a time"

@@ -6,10 +6,9 @@ import pytest
 
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.sync.counts_vote import CountsVote
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
+from megatron_adaptra.runtime.sync.counts_vote import SYNC, CountsVote
 
-FULL, SHARED = (Bundle({SYNC: JobSync(SyncPlan(8, counts))}) for counts in ((8, 8, 8), (9, 9, 6)))
+FULL, SHARED = (Bundle({SYNC: SyncPlan(8, counts)}) for counts in ((8, 8, 8), (9, 9, 6)))
 
 
 @pytest.mark.parametrize(("runs", "committed"), [(SHARED, True), (FULL, False)])

@@ -21,8 +21,8 @@ from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import Speed
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.decision_reader import read_log
+from megatron_adaptra.runtime.sync.counts_vote import SYNC
 from megatron_adaptra.runtime.sync.ladder import cheaper_remedies
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.telemetry.host_use import HostUse
 
@@ -258,13 +258,13 @@ def test_what_cheaper_remedies_would_leave() -> None:
 @pytest.mark.parametrize("data", [None, 5, {}, "sync", "sync 8: 9 9", ["sync 8: 8 8"]])
 def test_what_is_no_value_is_refused(data: object) -> None:
     with pytest.raises(BadInput):
-        JobSync.from_json(data)
+        SYNC.read(data)
 
 
 def test_a_value_travels_whole_and_only_for_as_many_replicas() -> None:
-    value = JobSync(SyncPlan(8, (9, 9, 9, 5)))
-    now = Bundle({SYNC: JobSync(SyncPlan.full_of(4, 8))})
+    value = SyncPlan(8, (9, 9, 9, 5))
+    now = Bundle({SYNC: SyncPlan.full_of(4, 8)})
     read = now.read(Bundle({SYNC: value}).text)[SYNC]
     assert read == value
     with pytest.raises(BadBundle, match="it is for 3 replicas; here are 4"):
-        now.read(Bundle({SYNC: JobSync(SyncPlan(8, (9, 9, 6)))}).text)
+        now.read(Bundle({SYNC: SyncPlan(8, (9, 9, 6))}).text)
