@@ -192,10 +192,10 @@ def test_a_group_chooses_in_another_process(tmp_path: Path) -> None:
         patch.setattr(selector, "_Search", _never)
         group = VotedGroup(4, tmp_path / "decisions.jsonl")
         group.train(12)
-        assert group.loop._planner._process is None  # nothing has stood out
+        assert group.loop.remedy._planner._process is None  # nothing has stood out
         ran = group.train(11, {2: BUFFER})
         assert not ran[-1].native
-        chooses = pid(group.loop._planner)
+        chooses = pid(group.loop.remedy._planner)
         group.close()
     assert chooses not in descendants()
 
@@ -204,12 +204,12 @@ def test_what_delays_cannot_gain_of_shards_is_not_searched_for(tmp_path: Path) -
     """0.3 ms from host to host is too little for 8 ranks, 3 ms may be enough."""
     group = VotedGroup(8, tmp_path / "decisions.jsonl", sharded=True)
     group.train(LOOK)
-    first = group.loop._planner._number  # ports that were unknown before
+    first = group.loop.remedy._planner._number  # ports that were unknown before
     group.train(3 * LOOK)
-    assert group.loop._planner._number == first
+    assert group.loop.remedy._planner._number == first
     group.delay = 3e-3
     group.train(2 * LOOK)
-    assert group.loop._planner._number > first
+    assert group.loop.remedy._planner._number > first
     group.close()
 
 
