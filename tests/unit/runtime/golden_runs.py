@@ -32,17 +32,19 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal, starting_ballot
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog
-from megatron_adaptra.runtime.all_reduce.observed_loop import ObservedLoop
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
+from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.decision_log import DecisionLog
+from megatron_adaptra.runtime.decisions import PlanDecision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.runtime.offer import Offer
 from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.replan_loop import PipelineRemedy
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.replica_loop import RouteRemedy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 
@@ -192,7 +194,7 @@ class Alone(VotedRanks):
 
     def until_dealt_with(self, iteration: int) -> None:
         self.loop.drain(PATIENCE)
-        offers = getattr(self.loop, "replanner", self.loop)
+        offers = getattr(self.loop.remedy, "replanner", self.loop.remedy)
         self.out.changed("offers", getattr(offers, "offer", None))
 
     def close(self) -> None:
@@ -208,7 +210,7 @@ class Planned(Alone):
 
     world: Any
     links: Links | None = None
-    new_loop: Callable[[Schedule, DecisionLog], Any]
+    new_loop: Callable[[Schedule, DecisionLog[PlanDecision]], Any]
     measured: Callable[[int, Bundle], list[IterationRecord]]
 
     def __init__(self, out: Output, folder: Path, ranks: int, before: Any = None) -> None:
@@ -217,7 +219,7 @@ class Planned(Alone):
         self._next = 0 if before is None else before._next
         start: Schedule = self.world.start
         resumed = None if before is None else before.leader.ballot.schedule
-        written = DecisionLog(folder / LOG, RunRecord(folder / "record.jsonl"))
+        written = DecisionLog(PlanDecision, folder / LOG, RunRecord(folder / "record.jsonl"))
         links = None if before is None else before.leader.in_force.values.get(LINKS)
         super().__init__(
             ranks, lambda: starting_ballot(start, resumed, links=links or self.links),
@@ -244,7 +246,7 @@ class Planned(Alone):
 
     def close(self) -> None:
         super().close()
-        self.out.end(state=self.loop.state(), delays=digest(self.loop.delays))
+        self.out.end(state=self.loop.remedy.state(), delays=digest(self.loop.remedy.delays))
 
 
 class Pipeline(Planned):
@@ -254,12 +256,12 @@ class Pipeline(Planned):
         self.world = hand_fed.Job(hand_fed.Truth(1 * MS) if before is None else before.world.truth)
         self._estimator = self.world.replanner.estimator
         if before is not None:
-            self._estimator.resume(before.loop.state())
+            self._estimator.resume(before.loop.remedy.state())
         super().__init__(out, folder, hand_fed.STAGES, before)
 
-    def new_loop(self, start: Schedule, written: DecisionLog) -> Any:
+    def new_loop(self, start: Schedule, written: DecisionLog[PlanDecision]) -> Any:
         ranks = workers(hand_fed.STAGES)
-        return ReplanLoop(start, self._estimator, RULE, written, ranks, announce=True)
+        return Loop(PipelineRemedy(start, self._estimator, RULE, written, ranks))
 
     def measured(self, iteration: int, bundle: Bundle) -> list[IterationRecord]:
         truth = replace(self.world.truth, pace=varied(iteration))
@@ -277,13 +279,13 @@ class Routes(Planned):
         rng.lognormvariate = lambda mu, sigma: rng.uniform(1 - sigma, 1 + sigma)
         if before is not None:
             self.world.truth = before.world.truth
-            for name, seconds in before.loop.state().items():
+            for name, seconds in before.loop.remedy.state().items():
                 a, b = (int(worker) for worker in name.split(">"))
                 self.world.estimator.estimators[a // 3].resume({f"{a % 3}>{b % 3}": seconds})
         super().__init__(out, folder, 6, before)
 
-    def new_loop(self, start: Schedule, written: DecisionLog) -> Any:
-        return ReplicaLoop(start, self.world.estimator, RULE, written, workers(6), announce=True)
+    def new_loop(self, start: Schedule, written: DecisionLog[PlanDecision]) -> Any:
+        return Loop(RouteRemedy(start, self.world.estimator, RULE, written, workers(6)))
 
     def measured(self, iteration: int, bundle: Bundle) -> list[IterationRecord]:
         self.world.run(bundle[SCHEDULE], bundle[LINKS].pairs)
@@ -308,7 +310,7 @@ class Reductions(VotedGroup, Alone):
         return type(self)(self.out, self._folder, len(self.ran))
 
     def close(self) -> None:
-        known = self.loop.known()
+        known = self.loop.remedy.known()
         super().close()
         self.out.end(known=None if known is None else digest(known.to_json()))
 
@@ -317,7 +319,8 @@ class Observed(Reductions):
     """A group of four ranks keeps its reductions as they are."""
 
     def _made(self, new_loop: Callable[[], Any]) -> Any:
-        return ObservedLoop(range(8, 12), 0.02, AllReduceLog(self._folder / LOG), "with nccl")
+        log = DecisionLog(AllReduceDecision, self._folder / LOG)
+        return Loop(ReductionRemedy(range(8, 12), 0.02, log, "with nccl"))
 
 
 class Shares(VotedJob):
