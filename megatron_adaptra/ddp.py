@@ -78,7 +78,6 @@ class _AdaptiveState(_State):
         ends.callback(self.close)
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """As for _State."""
         adaptive = self._adaptive
         if bucket.index() == 0:
             self._plan = adaptive.ready().plan
@@ -106,7 +105,6 @@ class _AdaptiveState(_State):
         return work.get_future().then(result)
 
     def close(self) -> None:
-        """As for _State."""
         self._adaptive.close()
 
 

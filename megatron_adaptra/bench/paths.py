@@ -44,7 +44,7 @@ class BenchPath(Protocol):
         ...
 
 
-class GlooPath:
+class GlooPath(BenchPath):
     """torch.distributed's own isend and irecv, to and from rank `peer`."""
 
     name = "gloo"
@@ -53,19 +53,16 @@ class GlooPath:
         self._peer = peer
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for BenchPath, of `nbytes`."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for BenchPath, with `tag`."""
         return _GlooPending(dist.isend(tensor, self._peer, tag=tag))
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for BenchPath, with `tag`."""
         return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
 
 
-class _GlooPending:
+class _GlooPending(Pending):
     def __init__(self, work: dist.Work | None) -> None:
         assert work is not None  # as for a rank outside the group
         self._work = work
@@ -74,7 +71,7 @@ class _GlooPending:
         return self._work.wait(timedelta(seconds=timeout))
 
 
-class EnginePath:
+class EnginePath(BenchPath):
     """The engine over one kind of path, `name`: shm, tcp or verbs, from `rank` to `peer`.
 
     It has an endpoint of its own. `ports`: of RDMA, for verbs.
@@ -88,15 +85,13 @@ class EnginePath:
         self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for BenchPath: `nbytes` registered, so that no more is copied than by gloo."""
+        """Register the `nbytes`, so that no more is copied than by gloo."""
         return self._transport.registered(nbytes)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for BenchPath, with `tag`."""
         return self._transport.isend(tensor, self._peer, tag)
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for BenchPath, with `tag`."""
         return self._transport.irecv(tensor, self._peer, tag)
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ class Mark(Protocol):
     `recorded`: when it was asked for, in seconds of the host's monotonic clock.
     """
 
+    __slots__ = ()  # so that a HostMark has only its own
+
     recorded: float
 
     def at(self) -> float | None:

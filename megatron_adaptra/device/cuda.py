@@ -29,7 +29,7 @@ class Closing(Protocol):
         ...
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """A GPU of this process; its `users` are closed before it.
 
     Args:
@@ -56,32 +56,31 @@ class CudaDevice:
         return in_sysfs(self.handle.pci())
 
     def mark(self) -> Mark:
-        """As for Device. Raises DeviceFailed if the driver refuses."""
+        """Raise DeviceFailed if the driver refuses."""
         try:
             return self.handle.mark(self.stream())
         except RuntimeError as error:
             raise DeviceFailed(str(error)) from error
 
     def marker(self) -> Callable[[], Mark]:
-        """As for Device; what it returns raises RuntimeError if the driver refuses.
+        """Have what it returns raise RuntimeError if the driver refuses.
 
         To ask torch for the stream takes longer than to mark it.
         """
         return partial(self.handle.mark, self.stream())
 
     def anchor(self) -> None:
-        """As for Device. Raises DeviceFailed if the driver refuses."""
+        """Raise DeviceFailed if the driver refuses."""
         try:
             self.handle.anchor(self.stream())
         except RuntimeError as error:
             raise DeviceFailed(str(error)) from error
 
     def calls(self) -> Calls:
-        """As for Device."""
         return Calls(*self.handle.calls(), marks=self.handle.marks())
 
     def close(self) -> None:
-        """As for Device; waits for copies that are under way, for a while."""
+        """Wait, for a while, for copies that are under way."""
         if self._closed:
             return
         self._closed = True

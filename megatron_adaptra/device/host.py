@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from megatron_adaptra.device.base import Calls
+from megatron_adaptra.device.base import Calls, Device, Mark
 
 
-class HostMark:
-    """As Mark: the moment of the call."""
+class HostMark(Mark):
+    """The moment of the call."""
 
     __slots__ = ("recorded",)
     fault = ""
@@ -18,12 +18,11 @@ class HostMark:
         self.recorded = time.monotonic()
 
     def at(self) -> float:
-        """As for Mark."""
         return self.recorded
 
 
-class HostDevice:
-    """As Device."""
+class HostDevice(Device):
+    """The host, which runs what it launches at once."""
 
     name, behind = "cpu", False
 
@@ -31,23 +30,20 @@ class HostDevice:
         self._marks = 0
 
     def mark(self) -> HostMark:
-        """As for Device."""
         self._marks += 1
         return HostMark()
 
     def marker(self) -> Callable[[], HostMark]:
-        """As for Device."""
         return self.mark
 
     def anchor(self) -> None:
         """Nothing: there is one clock."""
 
     def calls(self) -> Calls:
-        """As for Device."""
         return Calls(marks=self._marks)
 
     def close(self) -> None:
-        """Nothing."""
+        pass
 
 
 HOST = HostDevice()

@@ -23,6 +23,7 @@ from megatron_adaptra.netlab.network import (
     QUEUE,
     WAITING,
     Link,
+    Network,
     Traffic,
     address,
 )
@@ -45,7 +46,7 @@ _FREE = LinkRule(0, 0, 0.0)  # asks for nothing
 _PORT = "port"  # of the hub
 
 
-class Netem:
+class Netem(Network):
     """A bridge, and a netem for each link that may get slow.
 
     `hub`: a descriptor of the bridge's network namespace; `port(i)` is its device towards host i.
@@ -92,7 +93,7 @@ class Netem:
 
     @property
     def traffic(self) -> Traffic:
-        """What the hub's ports have counted until now."""
+        """Return what the hub's ports have counted until now."""
         with entered(self.hub):
             ports = json.loads(_call("ip", "-s", "-j", "link", "show"))
             queues = json.loads(_call("tc", "-s", "-j", "qdisc", "show"))
@@ -120,7 +121,7 @@ class Netem:
         self._rules = wanted
 
     def close(self) -> None:
-        """The kernel removes the hub, its ports and their other ends."""
+        """Let the kernel remove the hub, its ports and their other ends."""
         os.close(self.hub)
 
 

@@ -68,7 +68,6 @@ class Ports(Netem):
             raise AdaptraError(f"a host's port cannot be set up: {error}") from None
 
     def close(self) -> None:
-        """The kernel removes the hub, its ports and their other ends."""
         if self._line is not None:
             self._line.close()
         super().close()

@@ -65,7 +65,6 @@ class Plan(Evaluated[Conditions]):
 
     @cached_property
     def lower_bound(self) -> float:
-        """Seconds that no schedule can do without."""
         return lower_bound(self.conditions)
 
     def to_json(self) -> dict[str, Any]:

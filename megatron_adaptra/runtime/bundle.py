@@ -124,7 +124,7 @@ def scheduled(schedule: Schedule) -> Bundle:
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Value):
     """Which workers of different replicas are connected, besides those of each replica.
 
     `pairs`: of workers, the lower one first.
@@ -133,7 +133,6 @@ class Links:
     pairs: frozenset[tuple[int, int]] = frozenset()
 
     def to_json(self) -> Any:
-        """As for Value."""
         return sorted(map(list, self.pairs))
 
     @classmethod

@@ -262,7 +262,6 @@ class Member(Controller):
         self._start_threads()
 
     def begin(self, iteration: int) -> Bundle:
-        """As for Controller, at `iteration`; may wait for the leader's decision."""
         self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
         return self.ballot.in_force
 

@@ -58,7 +58,7 @@ class SharedFailureLog(FailureLog):
         self._serial = 0
 
     def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
-        """As of FailureLog: `visible_pids`; what was written before this `serial` is over."""
+        """Forget what was written before this `serial`; `visible_pids`: see FailureLog."""
         self._serial, self._visible_pids = serial, visible_pids
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class SharedFailureLog(FailureLog):
         self._store.close()
 
     def write(self, text: str) -> None:
-        """As FailureLog writes `text`; waits for the store for two seconds at most."""
+        """Write `text`, and wait for the store for two seconds at most."""
         super().write(text)
         self._store.put_first(f"{self._serial}/first", text)
 
@@ -83,7 +83,6 @@ class SharedFailureLog(FailureLog):
         return found
 
     def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
-        """As FailureLog with `rank`, `peer` and `text`, for `seconds`, wherever the ranks are."""
         self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
         end, passed = time.monotonic() + seconds, {rank}
         while time.monotonic() < end and peer not in passed and not self.read():

@@ -31,7 +31,7 @@ class GuardedProbe:
         self.read = guard.method(probe, Probe.read)
 
     def close(self) -> None:
-        """As for Probe, also when something has failed."""
+        """Close what is open, also when something has failed."""
         if self._probe is not None:
             with contextlib.suppress(Exception):
                 self._probe.close()

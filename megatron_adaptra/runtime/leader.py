@@ -18,13 +18,13 @@ from megatron_adaptra.runtime.agreement import (
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.runtime.loop import Loop, Vote
 from megatron_adaptra.runtime.messages import REPORTS, Report
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 
 
-class Leader(Controller):
+class Leader(Controller, Vote):
     """Proposes what a loop plans from the reports of all stages.
 
     Args:
@@ -60,7 +60,6 @@ class Leader(Controller):
     # Called by the training thread.
 
     def begin(self, iteration: int) -> Bundle:
-        """As for Controller, at `iteration`; never waits for members."""
         closed = self.ballot.at_boundary(iteration, 0.0, leads=True)
         if closed is not None:
             if not closed.committed:
@@ -88,7 +87,6 @@ class Leader(Controller):
 
     @property
     def in_force(self) -> Bundle:
-        """What all ranks run now."""
         return self.ballot.in_force
 
     @property
@@ -100,16 +98,11 @@ class Leader(Controller):
         return max(self.ballot.iteration, self.first - 1)
 
     def can_propose(self, iteration: int) -> bool:
-        """Whether a proposal made after the reports of `iteration` may come into force."""
         asked = not any(channel.lost for channel in self._channels.values())
         free = self._open is None and not self.ballot.opening
         return free and asked and iteration >= self._not_before
 
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
-        """Propose a `bundle` to all, after the reports of `iteration`; None if that cannot be now.
-
-        `settle` says what came of it, once `loop.closed` has been called.
-        """
         number = self._proposed
         self._proposed += 1
         proposal = Proposal(number, 0, bundle, DecisionStore.key(self._token, number))
@@ -134,7 +127,6 @@ class Leader(Controller):
         return proposal
 
     def settle(self, proposal: Proposal) -> None:
-        """Training has reached the swap of a proposal, or has gone past it."""
         self._store.write(proposal)  # on another thread than the one that sends it to members
         self._open = None
         # Not committed: members needed more time for their answers.
@@ -142,17 +134,14 @@ class Leader(Controller):
         self._swap_lead = SWAP_LEAD if proposal.committed else later
 
     def publish(self, status: dict[str, Any]) -> None:
-        """Show `status` in the charts of the training from now on."""
         self.status = status
         if self._watcher is not None:
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
     def failed(self, what: str, error: Exception) -> None:
-        """Log, once, that `what` has failed."""
         self._say(what, error)
 
     def note(self, text: str) -> None:
-        """Log `text`, once."""
         self._say_once(text)
 
     # On the control threads.

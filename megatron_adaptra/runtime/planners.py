@@ -21,7 +21,7 @@ class RouteProcess(PlanningProcess):
         super().__init__("megatron_adaptra.plan.route_server")
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """As `plan.route_server.search`. Raises PlanningFailed."""
+        """Search as `plan.route_server.search`. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(request, _schedules)
 
@@ -33,7 +33,7 @@ class ChoiceProcess(PlanningProcess):
         super().__init__("megatron_adaptra.plan.collectives.choice_server")
 
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-        """As `plan.collectives.choice_server.choose`, of which this raises BadInput.
+        """Choose as `plan.collectives.choice_server.choose`, of which this raises BadInput.
 
         A process is there from the first time on that something is to be searched for. Raises
         PlanningFailed, too.

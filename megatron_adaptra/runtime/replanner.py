@@ -79,14 +79,13 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return None
 
     def stock(self) -> Timeline:
-        """What unchanged Megatron would do now: it posts a receive when it needs the message."""
+        """Simulate unchanged Megatron, which posts a receive when it needs the message."""
         conditions = self.estimator.conditions(native=True)
         policy = "interleaved" if conditions.chunks > 1 else "1f1b"
         schedule = make_plan(conditions, policy, self.rule.sends).schedule
         return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
     def simulated(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        """As for BaseReplanner."""
         return self.rule.evaluate(schedule, conditions)
 
     def _forget(self) -> None:

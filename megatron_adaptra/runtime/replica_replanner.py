@@ -139,10 +139,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
     ) -> ReplicaChange | None:
-        """As for BaseReplanner, of an `iteration`; None until each worker has reported.
-
-        `changed`, `possible`: see there.
-        """
+        """Return None until each worker has reported; `iteration`, `possible`: see the base."""
         if self.estimator.known:
             return super().propose(iteration, changed, in_force, possible)
         self.stays = ""
@@ -166,7 +163,6 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return None
 
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
-        """As for BaseReplanner, from `iteration` on."""
         super().swapped(change, iteration)
         self.to_probe = []
         tried, self._tried = self._tried, None
@@ -196,12 +192,11 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return change
 
     def stock(self) -> Timeline:
-        """As for BaseReplanner: the start."""
+        """Simulate the start."""
         native = self._start.stock
         return self.simulated(self._start, self.estimator.conditions(native=native)).timeline
 
     def simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """As for BaseReplanner."""
         if schedule.stock:
             return evaluate_replicas(schedule, conditions, "eager", 0)
         return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)

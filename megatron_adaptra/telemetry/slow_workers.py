@@ -79,7 +79,7 @@ class SlowWorkers:
         return self.take({worker: report.wall for worker, report in reports.items()})
 
     def take(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """As `update`, for seconds by kind of work that are no reports': `times`, by worker.
+        """Do as `update`, for seconds by kind of work that are no reports': `times`, by worker.
 
         Raises:
             BadInput: there is no such worker.

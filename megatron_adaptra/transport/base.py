@@ -92,6 +92,9 @@ class Transport(Protocol):
 
         Returns:
             Keep it and wait for it some time: a send whose Work is dropped may be cancelled.
+
+        Raises:
+            PeerLost: this side is closed.
         """
         ...
 
@@ -102,6 +105,10 @@ class Transport(Protocol):
             buffer: contiguous, of the message's size; belongs to the transport until the Work ends.
             peer: the sender.
             tag: as the sender gave it.
+
+        Raises:
+            PeerLost: this side is closed.
+            ValueError: the buffer is not contiguous.
         """
         ...
 

@@ -96,9 +96,9 @@ class Pairs:
         return self._rank
 
     def send(self, tensors: list[Any], peer: int, tag: int) -> Any:
-        """As a backend sends `tensors` to `peer` with `tag`."""
+        """Send `tensors` to `peer` with `tag`, as a backend does."""
         return self._backends[peer].send(tensors, int(peer > self._rank), tag)
 
     def recv(self, tensors: list[Any], peer: int, tag: int) -> Any:
-        """As a backend receives `tensors` from `peer` with `tag`."""
+        """Receive `tensors` from `peer` with `tag`, as a backend does."""
         return self._backends[peer].recv(tensors, int(peer > self._rank), tag)

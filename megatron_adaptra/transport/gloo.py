@@ -27,7 +27,7 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.exits import at_exit, wait_at_exit
-from megatron_adaptra.transport.base import Stamps, Traits
+from megatron_adaptra.transport.base import Stamps, Traits, Transport, Work
 from megatron_adaptra.transport.connect import connect
 from megatron_adaptra.transport.descriptors import make_room
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -47,7 +47,7 @@ class GlooLink:
     name: str  # of the peer, for errors: "stage 2 (rank 2)"
 
 
-class GlooTransport:
+class GlooTransport(Transport):
     """Transport over one process group per directed link; peers are stages.
 
     `outgoing`, `incoming`: this rank's connections by peer (`open_links`).
@@ -70,7 +70,6 @@ class GlooTransport:
         at_exit(self, GlooTransport.close)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _SendWork:
-        """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
         link = self._out[peer]
         self._refuse_closed(link)
         frame = self._frame(buffer.numel() * buffer.element_size())
@@ -85,10 +84,6 @@ class GlooTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _ReceiveWork:
-        """As for Transport, from `peer` with `tag`.
-
-        Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
-        """
         inbox = self._inboxes[peer]
         self._refuse_closed(inbox.link)
         if not buffer.is_contiguous():
@@ -128,7 +123,6 @@ class GlooTransport:
         self._out |= outgoing
 
     def close(self) -> None:
-        """Abort what is under way and end the threads."""
         if self._closed:
             return
         self._closed = True
@@ -185,7 +179,7 @@ class _Frame:
         return float(sent)
 
 
-class _SendWork:
+class _SendWork(Work):
     """A send: the frame belongs to the transport until the backend has let go of it."""
 
     def __init__(self, owner: GlooTransport, link: GlooLink, frame: _Frame, tag: int) -> None:
@@ -207,7 +201,7 @@ class _SendWork:
         _unlock(self._delivered)
 
     def done(self) -> bool:
-        """Whether the backend has the message; gloo cannot be asked for more without blocking."""
+        """Return True once the backend has it; gloo cannot be asked for more without blocking."""
         return not self._delivered.locked()
 
     def wait(self, timeout: float) -> Stamps:
@@ -235,7 +229,7 @@ class _SendWork:
         _unlock(self._delivered)
 
 
-class _ReceiveWork:
+class _ReceiveWork(Work):
     """A posted receive. `wait` copies nothing: the link's thread has filled the buffer."""
 
     def __init__(

@@ -110,7 +110,7 @@ class GlooWire(Wire):
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
     ) -> GlooTransport:
-        """As for Wire; ValueError for a GPU's `device`."""
+        """Raise ValueError for a GPU's `device`."""
         if device is not None and device.type != "cpu":
             raise ValueError(f"messages of {device} need our engine; gloo carries those of a CPU")
         opened = open_links(ranks, links, name, timeout=waits.START)
@@ -119,7 +119,7 @@ class GlooWire(Wire):
     def extend(
         self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
     ) -> None:
-        """As for Wire, within `timeout` seconds for each link."""
+        """Wait `timeout` seconds for each link."""
         assert isinstance(transport, GlooTransport)
         shared = self.devices if transport.two_way else []
         pairs = sorted({(min(link), max(link)) for link in links}) if shared else sorted(links)
@@ -129,23 +129,21 @@ class GlooWire(Wire):
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> GlooTransport:
-        """As for Wire; one connection serves both ways."""
+        """Use one connection for both ways."""
         pairs = sorted({(min(link), max(link)) for link in links})
         opened = open_links(ranks, pairs, name, "stage", self.devices, waits.START)
         return GlooTransport(*opened, emulator)
 
     def control(self, name: str, ranks: Sequence[int]) -> GlooTransport:
-        """As for Wire."""
         star = [(0, member) for member in range(1, len(ranks))]
         return GlooTransport(*open_links(ranks, star, name, "member", self.devices, waits.START))
 
     def mesh(self, name: str, ranks: Sequence[int]) -> GlooTransport:
-        """As for Wire; one connection serves both ways."""
+        """Use one connection for both ways."""
         pairs = list(combinations(range(len(ranks)), 2))
         return GlooTransport(*open_links(ranks, pairs, name, "member", self.devices, waits.START))
 
     def group(self, name: str, ranks: Sequence[int], timeout: float) -> Any:
-        """As for Wire, within `timeout` seconds, then PeerLost."""
         store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
         own = dist.PrefixStore(f"adaptra/{name}", store)
         try:
@@ -155,7 +153,7 @@ class GlooWire(Wire):
             raise PeerLost(f"no connection with {others}: {reason_of(error)}") from error
 
     def through(self, rank: int) -> str:
-        """As for Wire, the same for each `rank`."""
+        """Return the same for each `rank`."""
         return self._interfaces
 
     @cached_property
@@ -163,7 +161,6 @@ class GlooWire(Wire):
         return interfaces()
 
     def close(self) -> None:
-        """As for Wire."""
         self.devices = []
 
 

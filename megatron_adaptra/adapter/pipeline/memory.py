@@ -49,44 +49,41 @@ class Bytes(Protocol):
         ...
 
 
-class Uncounted:
+class Uncounted(Bytes):
     """Nobody counts."""
 
     peak = free = None
 
     def begins(self) -> None:
-        """As for Bytes."""
+        pass
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        """As for Bytes, with `key`, `output` and `others`."""
         return 0
 
     def keep(self, key: Key, kept: Tensors) -> None:
-        """As for Bytes, with `key` and `kept`."""
+        pass
 
 
-class GraphBytes:
+class GraphBytes(Bytes):
     """On a CPU. `ignored`: tensors that are there anyway, such as parameters."""
 
+    peak: int | None = 0
     free = None
 
     def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
-        self.peak: int | None = 0
         self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
         self._users: Counter[int] = Counter()
         self._bytes = 0
         self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
 
     def begins(self) -> None:
-        """As for Bytes."""
+        pass
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        """As for Bytes, with `key`, `output` and `others`."""
         self.keep(key, [*saved_tensors(output.grad_fn), *others])
         return sum(self._storages.get(key, {}).values())
 
     def keep(self, key: Key, kept: Tensors) -> None:
-        """As for Bytes, with `key` and `kept`."""
         before, now = self._storages.pop(key, {}), {}
         for tensor in kept:
             if tensor is not None:
@@ -105,7 +102,7 @@ class GraphBytes:
         self.peak = max(self.peak or 0, self._bytes)
 
 
-class AllocatorBytes:
+class AllocatorBytes(Bytes):
     """On a GPU, from torch's allocator, whose own records of peaks are left alone."""
 
     def __init__(self) -> None:
@@ -114,27 +111,25 @@ class AllocatorBytes:
         self._peak = 0
 
     def begins(self) -> None:
-        """As for Bytes."""
         self._at_start = torch.cuda.memory_allocated()
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        """As for Bytes, with `key`, `output` and `others`: what was received was there before."""
+        """Count what was received, too, which was there before."""
         received = {t.data_ptr(): t.nbytes for t in others if t is not None}
         return int(self._look() - self._at_start + sum(received.values()))
 
     def keep(self, key: Key, kept: Tensors) -> None:
-        """As for Bytes, with `key` and `kept`."""
         self._look()
 
     @property
     def peak(self) -> int | None:
-        """As for Bytes; what an op takes in passing is seen where nothing before has taken more."""
+        """See what an op takes in passing where nothing before has taken more."""
         most = torch.cuda.max_memory_allocated()
         return most - self._before if most > self._most else self._peak
 
     @property
     def free(self) -> int | None:
-        """As for Bytes: of the device, and what the allocator holds in reserve."""
+        """Count the device's, and what the allocator holds in reserve."""
         reserve = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0] + reserve)
 

@@ -327,7 +327,7 @@ def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
 
 
 class _ShadowMailbox(Mailbox):
-    """As a Mailbox, but nothing is waited for, and nobody learns of ops.
+    """A Mailbox that waits for nothing, and of whose ops nobody learns.
 
     `like`: this worker's own, whose `transports` it uses. `count`: of so many microbatches there
     are messages, so that what they take is bounded.
@@ -349,16 +349,14 @@ class _ShadowMailbox(Mailbox):
         return self._sent
 
     def post(self, op: Op) -> None:
-        """As for Mailbox."""
         if op.microbatch < self._count:
             super().post(op)
 
     def buffer(self, op: Op) -> torch.Tensor:
-        """As for Mailbox."""
         return super().buffer(op) if op.microbatch < self._count else torch.empty(0)
 
     def take(self, op: Op) -> torch.Tensor:
-        """As for Mailbox, but its contents are not there yet: see `received`."""
+        """Return memory whose contents are not there yet: see `received`."""
         if op.microbatch >= self._count:
             return torch.empty(0)
         exchange = self._awaited(op)
@@ -367,7 +365,6 @@ class _ShadowMailbox(Mailbox):
         return buffer
 
     def send(self, op: Op, tensor: torch.Tensor) -> None:
-        """As for Mailbox."""
         if op.microbatch < self._count:
             super().send(op, tensor)
 

@@ -144,7 +144,7 @@ class PlannedCollectives(ABC):
         return [loop for loop in loops if loop is not None]
 
     def scalars(self) -> dict[str, float]:
-        """As of PlannedGroup, of all groups of this rank."""
+        """Collect those of all groups of this rank; see PlannedGroup."""
         found: dict[str, float] = {}
         for one in self._groups.values():
             if isinstance(one, PlannedGroup):

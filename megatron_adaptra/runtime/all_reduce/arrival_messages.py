@@ -83,7 +83,7 @@ class ArrivalMessages:
         self._send(iteration, mark, 0, known, time.monotonic() - known)
 
     def left_out(self, iteration: int, mark: int) -> float:
-        """As `ready`, of an `iteration` that this rank does not measure: nothing is sent.
+        """Begin an `iteration` that this rank does not measure, as `ready`, but send nothing.
 
         `mark`: of what runs.
         """

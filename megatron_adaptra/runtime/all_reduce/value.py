@@ -10,21 +10,20 @@ from typing import Any
 from megatron_adaptra.errors import BadBundle, BadInput, reading
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.runtime.bundle import ValueKind
+from megatron_adaptra.runtime.bundle import Value, ValueKind
 
 _WHAT = ("whole buffers", "shards")
 _KEYS = {"choice", "late"}
 
 
 @dataclass(frozen=True)
-class GroupAllReduce:
+class GroupAllReduce(Value):
     """`choice`: what runs. `late`: ranks that come so late that they must own nothing of it."""
 
     choice: Choice
     late: tuple[int, ...] = ()
 
     def to_json(self) -> Any:
-        """As for Value."""
         return {"choice": self.choice.to_json(), "late": list(self.late)}
 
     @classmethod

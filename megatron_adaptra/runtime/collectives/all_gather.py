@@ -110,7 +110,7 @@ class FlatAllGather(AllGather):
                 self._post(peer, torch.empty(size, dtype=torch.uint8), number)
 
     def start(self, payload: torch.Tensor) -> None:
-        """As for AllGather; `payload` must not change until the next `start`.
+        """Send `payload`, which must not change until the next `start`.
 
         Without sources there is nothing to wait for, and so nothing in flight.
         """
@@ -135,7 +135,7 @@ class FlatAllGather(AllGather):
                 self._await(send, peer, "take an error")
 
     def wait(self) -> list[torch.Tensor]:
-        """As for AllGather. Raises PeerLost for a missing payload, or an error in its place."""
+        """Raise PeerLost for a missing payload, or an error in its place."""
         number = self._next_wait
         self._next_wait += 1
         self._in_flight = False
@@ -154,7 +154,7 @@ class FlatAllGather(AllGather):
         return values
 
     def close(self) -> None:
-        """As for AllGather; never raises."""
+        """Raise nothing where a member is lost."""
         self._timeout = min(self._timeout, _CLOSE)
         for _, sends in self._outgoing:
             for peer, send in sends:

@@ -152,7 +152,7 @@ class HierarchicalAllGather(AllGather):
         )
 
     def start(self, payload: torch.Tensor) -> None:
-        """As for AllGather; `payload` must not change until `wait` returns."""
+        """Send `payload`, which must not change until `wait` returns."""
         self._leave()
         if not self._leads:
             self._up.start(payload)
@@ -172,7 +172,7 @@ class HierarchicalAllGather(AllGather):
         thread.start()
 
     def wait(self) -> list[torch.Tensor]:
-        """As for AllGather; the missing member is named on all others."""
+        """Raise PeerLost, which names the missing member on all others."""
         self._in_flight = False
         everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
@@ -186,7 +186,6 @@ class HierarchicalAllGather(AllGather):
         return [values[member].clone() for member in range(len(values))]
 
     def close(self) -> None:
-        """As for AllGather."""
         for one in (self._up, self._down, *([self._across] if self._leads else [])):
             one.close()
 

@@ -16,6 +16,7 @@ from megatron_adaptra.ir.sync import SyncPlan, parse_sync
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import Bundle, ValueKind
+from megatron_adaptra.runtime.loop import Vote
 
 
 def _check_sync(plan: SyncPlan, now: SyncPlan) -> None:
@@ -29,8 +30,8 @@ SYNC = ValueKind("sync", lambda data: parse_sync(str(data)), _check_sync)
 LEAD = 2  # iterations from the one at whose end ranks vote to the one in which counts are in force
 
 
-class CountsVote:
-    """As Vote, at the first rank: one proposal at a time. `first`: the first iteration."""
+class CountsVote(Vote):
+    """A vote at the first rank, of one proposal at a time. `first`: the first iteration."""
 
     def __init__(self, first: int, in_force: Bundle) -> None:
         self.first, self._in_force = first, in_force
@@ -64,20 +65,16 @@ class CountsVote:
 
     @property
     def in_force(self) -> Bundle:
-        """As for Vote."""
         return self._in_force
 
     @property
     def iteration(self) -> int:
-        """As for Vote."""
         return self._begun
 
     def can_propose(self, iteration: int) -> bool:
-        """As for Vote, after `iteration`."""
         return self._open is None
 
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
-        """As for Vote: a `bundle` after `iteration`; it is in force as soon as it can be."""
         with self._lock:
             if self._open is not None:
                 return None
@@ -86,19 +83,16 @@ class CountsVote:
             return self._open
 
     def settle(self, proposal: Proposal) -> None:
-        """As for Vote, of a `proposal`."""
         self._open = None
 
     def publish(self, status: dict[str, Any]) -> None:
-        """As for Vote: charts have no `status` of counts."""
+        """Show nothing: charts have no `status` of counts."""
 
     def failed(self, what: str, error: Exception) -> None:
-        """As for Vote: `what` has failed by this `error`."""
         how = f"{type(error).__name__}: {str(error)[:200]}"
         self._log_once(what, f" ({how}); {GOES_ON} with the counts in force")
 
     def note(self, text: str) -> None:
-        """As for Vote: a `text`."""
         self._log_once(text)
 
     def _log_once(self, what: str, more: str = "") -> None:

@@ -19,12 +19,13 @@ from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
+from megatron_adaptra.transport.engine.rendezvous import Rendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.wire import Links, Wire
 
 
-class StoreRendezvous:
-    """torch's store as an Endpoint's Rendezvous, which describes `key` and `text`.
+class StoreRendezvous(Rendezvous):
+    """torch's store as an Endpoint's Rendezvous.
 
     `prefix`: of all keys. `connect`: opens the store. Raises RuntimeError, which torch words, where
     the store does not answer.
@@ -35,15 +36,12 @@ class StoreRendezvous:
         self._store.set_timeout(timedelta(seconds=waits.START))
 
     def put(self, key: str, text: str) -> None:
-        """As for Rendezvous."""
         self._store.set(key, text)
 
     def put_first(self, key: str, text: str) -> None:
-        """As for Rendezvous."""
         self._store.compare_set(key, "", text)
 
     def get(self, key: str) -> str | None:
-        """As for Rendezvous."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
 
@@ -67,7 +65,7 @@ class EngineWire(Wire):
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
     ) -> EngineTransport | DeviceTransport:
-        """As for Wire. Raises DeviceFailed where the GPU of `device` cannot be used."""
+        """Raise DeviceFailed where the GPU of `device` cannot be used."""
         ends = self._ends(ranks, links)
         if device is None or device.type == "cpu":
             return EngineTransport(self._endpoint, name, ends, emulator)
@@ -78,14 +76,13 @@ class EngineWire(Wire):
     def extend(
         self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
     ) -> None:
-        """As for Wire, in `timeout` seconds; one connection with a rank does for every `name`."""
+        """Take one connection with a rank for every `name`, and `timeout` seconds for all."""
         assert isinstance(transport, EngineTransport)  # GPUs have no links between replicas
         transport.add(self._ends(ranks, links, timeout))
 
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> EngineTransport:
-        """As for Wire."""
         return EngineTransport(self._endpoint, name, self._ends(ranks, links), emulator)
 
     def staging(self, device: torch.device) -> Staging:
@@ -96,7 +93,6 @@ class EngineWire(Wire):
         return self._staging[gpu.ordinal]
 
     def control(self, name: str, ranks: Sequence[int]) -> EngineTransport:
-        """As for Wire."""
         peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
         ends = self._connect(ranks, peers, "member")
         # Of many ranks the first one is connected with all: a large plan is not worth their rails.
@@ -105,20 +101,18 @@ class EngineWire(Wire):
     def mesh(
         self, name: str, ranks: Sequence[int], timeout: float | None = None
     ) -> EngineTransport:
-        """As for Wire; `timeout`: seconds to connect, `waits.START` if None."""
+        """Connect within `timeout` seconds, `waits.START` if None."""
         ends = self._connect(ranks, range(len(ranks)), "member", timeout)
         return EngineTransport(self._endpoint, name, ends)
 
     def group(self, name: str, ranks: Sequence[int], timeout: float) -> EngineGroup:
-        """As for Wire, within `timeout` seconds for all of them together."""
+        """Wait `timeout` seconds for all of them together."""
         return EngineGroup(self.mesh(name, ranks, timeout), ranks.index(self._me))
 
     def through(self, rank: int) -> str:
-        """As for Wire."""
         return self._endpoint.through(rank)
 
     def close(self) -> None:
-        """As for Wire."""
         for staging in self._staging.values():
             staging.close()
         self._endpoint.close()
@@ -156,11 +150,11 @@ class EngineGroup:
         return self._rank
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
-        """As a backend sends `tensors`, of which there is one, to `peer` with `tag`."""
+        """Send `tensors`, of which there is one, to `peer` with `tag`, as a backend does."""
         return self._move(self._transport.isend, tensors, peer, tag)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
-        """As a backend receives `tensors`, of which there is one, from `peer` with `tag`."""
+        """Receive `tensors`, of which there is one, from `peer` with `tag`, as a backend does."""
         return self._move(partial(self._transport.irecv, exact=False), tensors, peer, tag)
 
     def _move(self, move: Any, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:

@@ -127,7 +127,7 @@ class Answering:
 
     @property
     def key(self) -> bytes:
-        """As for Dialing."""
+        """Return the key of this connection, which the other end has, too."""
         return self._me.proof(b"key", self._sent)
 
     def _first(self, hello: bytes) -> bytes:

@@ -19,7 +19,7 @@ from megatron_adaptra.device.base import Copies
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import DeviceFailed, PeerLost
 from megatron_adaptra.log import log_line
-from megatron_adaptra.transport.base import Stamps, Traits
+from megatron_adaptra.transport.base import Stamps, Traits, Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import (
@@ -30,7 +30,7 @@ from megatron_adaptra.transport.engine.transport import (
 )
 
 
-class DeviceTransport:
+class DeviceTransport(Transport):
     """Transport over `endpoint` for tensors in a GPU's memory.
 
     What was sent may be freed at once: a reference to its memory is kept until the GPU has copied
@@ -81,7 +81,7 @@ class DeviceTransport:
         self._device.users.add(self)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
-        """As for Transport, to `peer` with `tag`, of what the stream has put in `buffer`.
+        """Send what the stream has put in `buffer` to `peer` with `tag`.
 
         Raises PeerLost if this side is closed, DeviceFailed if the driver refuses.
         """
@@ -103,7 +103,7 @@ class DeviceTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Receive:
-        """As for Transport, from `peer` with `tag`, after the stream's work on `buffer`.
+        """Receive from `peer` with `tag`, after the stream's work on `buffer`.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous,
         DeviceFailed if the driver refuses.
@@ -198,11 +198,11 @@ class _Send(EngineSend):
         self._owner = owner
 
     def done(self) -> bool:
-        """Whether the engine has it, or it was aborted."""
+        """Return True once the engine has it, or it was aborted."""
         return self.handle.done() or (self.handle.over() and not self.delayed)
 
     def abort(self) -> None:
-        """As for Work; its memory is free after this, or PeerLost: the GPU still copies it."""
+        """Free its memory; raise PeerLost if the GPU still copies it."""
         self._owner.abort(self._end, self.handle)
 
 
@@ -216,7 +216,7 @@ class _Receive(EngineReceive):
         self._owner = owner
 
     def wait(self, timeout: float) -> Stamps:
-        """As for Work; what the current stream does later sees the message.
+        """Let what the current stream does later see the message.
 
         `sent` is when the sender's GPU had copied it, or its first piece, `completed` when it was
         in the host's memory: copies that keep up with the link are no part of the delay. Raises
@@ -227,5 +227,4 @@ class _Receive(EngineReceive):
         return self.stamps
 
     def abort(self) -> None:
-        """As for a send."""
         self._owner.abort(self._end, self.handle)

@@ -28,25 +28,22 @@ class Rendezvous(Protocol):
         ...
 
 
-class FolderRendezvous:
+class FolderRendezvous(Rendezvous):
     """One file per key in `folder`, which exists; each is written as a whole."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, key: str, text: str) -> None:
-        """Set `key` to `text`."""
         self._written(text).replace(self._path(key))
 
     def put_first(self, key: str, text: str) -> None:
-        """Set `key` to `text` unless it has a value."""
         written = self._written(text)
         with contextlib.suppress(FileExistsError):
             self._path(key).hardlink_to(written)
         written.unlink()
 
     def get(self, key: str) -> str | None:
-        """The value of `key`, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             return self._path(key).read_text()
         return None

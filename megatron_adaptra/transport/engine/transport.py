@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.base import Stamps, Traits
+from megatron_adaptra.transport import base
+from megatron_adaptra.transport.base import Stamps, Traits, Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
@@ -35,7 +36,7 @@ def tag_space_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") << 32
 
 
-class EngineTransport:
+class EngineTransport(Transport):
     """Transport for a CPU's memory.
 
     Args:
@@ -75,7 +76,6 @@ class EngineTransport:
         return torch.frombuffer(self._engine.take(nbytes), dtype=torch.uint8)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _DelayedSend:
-        """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
         end = self._open(peer, buffer.nbytes)
         payload = buffer if buffer.is_contiguous() else buffer.detach().contiguous()
         nbytes, key = payload.nbytes, self._tag_space | tag
@@ -96,7 +96,7 @@ class EngineTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
-        """As for Transport, from `peer` with `tag`; if not `exact` it may be shorter.
+        """Receive from `peer` with `tag`; if not `exact` the message may be shorter.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
         """
@@ -114,7 +114,7 @@ class EngineTransport:
         self._peers |= peers
 
     def close(self) -> None:
-        """As for Transport; what the engine has is still sent."""
+        """Abort what is under way, but for what the engine has: it is still sent."""
         self._closed = True
         if self._emulator is not None:
             self._emulator.close()
@@ -143,7 +143,7 @@ class EngineTransport:
         return end
 
 
-class EngineWork:
+class EngineWork(base.Work):
     """A send or a receive of `tag`, to or from `end`; `timeout`: see Work."""
 
     handle: Work  # of the engine; not there while a send is delayed
@@ -156,7 +156,7 @@ class EngineWork:
             self.handle = handle
 
     def wait(self, timeout: float) -> Stamps:
-        """As for Work; a send is over when all of it has arrived."""
+        """Wait until all of it has arrived, also of a send."""
         return self._complete(timeout, timeout)
 
     def _complete(self, left: float, timeout: float) -> Stamps:
@@ -185,7 +185,7 @@ class EngineSend(EngineWork):
 
 
 class EngineReceive(EngineWork):
-    """A posted receive of `tag`; `timeout`: see Work."""
+    """A posted receive of `tag`."""
 
     _late = "waited {:g} s for message {} from {}"
 
@@ -194,11 +194,9 @@ class EngineReceive(EngineWork):
         self.stamps.posted = time.monotonic()
 
     def done(self) -> bool:
-        """Whether the message is there, or will not come."""
         return self.handle.done()
 
     def wait(self, timeout: float) -> Stamps:
-        """As for Work."""
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()
         return super().wait(timeout)
@@ -229,11 +227,10 @@ class _DelayedSend(EngineSend):
         self._handed_over.set()
 
     def done(self) -> bool:
-        """Whether it was handed to the engine, or aborted."""
+        """Return True once it was handed to the engine, or aborted."""
         return self._handed_over.is_set()
 
     def wait(self, timeout: float) -> Stamps:
-        """As for EngineWork."""
         end = time.monotonic() + timeout
         if not self._handed_over.wait(max(0.0, timeout)):
             raise self._timed_out(timeout)
@@ -242,7 +239,7 @@ class _DelayedSend(EngineSend):
         return self._complete(end - time.monotonic(), timeout)
 
     def abort(self) -> None:
-        """As for Work, until the engine has it: then it is sent."""
+        """Give up, unless the engine has it: then it is sent."""
         if not self._handed_over.is_set():
             self._aborted = True
             self._handed_over.set()
@@ -258,12 +255,11 @@ class _Receive(EngineReceive):
         self._owner, self._buffer = owner, buffer
 
     def wait(self, timeout: float) -> Stamps:
-        """As for Work."""
         super().wait(timeout)
         self._owner.forget(self)
         return self.stamps
 
     def abort(self) -> None:
-        """As for Work; nothing is written to the buffer after this."""
+        """Give up: nothing is written to the buffer after this."""
         self._owner.abort(self._end, self.handle)
         self._owner.forget(self)
