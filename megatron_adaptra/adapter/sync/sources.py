@@ -59,7 +59,7 @@ class Source(Protocol):
         ...
 
 
-class NamedCounts:
+class NamedCounts(Source):
     """Named counts are the same all the time, where they share out an iteration's microbatches.
 
     Args:

@@ -215,7 +215,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
             return None
         if self._stays is not None and self._sharded:
             self._offers(1.0)
-            self._tell(iteration, "no other reduction would help: of shards none can")
+            self._advise(iteration, "no other reduction would help: of shards none can")
             return None
         figures = self._figures()
         if figures is None:  # ports are not known yet
@@ -254,12 +254,12 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
             return None
         if self._stays is not None:
             share = f"would save about {100 * change.gain:.0f} % of an iteration"
-            self._tell(iteration, f"{chosen.choice} {share}")
+            self._advise(iteration, f"{chosen.choice} {share}")
             return None
         return self._proposed(iteration, change)
 
-    def _tell(self, iteration: int, about: str) -> None:
-        """Say `about` others what they would do, after the reports of `iteration`."""
+    def _advise(self, iteration: int, about: str) -> None:
+        """Note `about` others what they would do, after the reports of `iteration`."""
         changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)
         self.vote.note(f"gradients of {whose} stay {self._stays}: {changes}; {about}")
         self._estimate.accept()
@@ -276,7 +276,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         What was taken back, and gains too little just now, may gain enough later.
         """
         if self._stays is not None:
-            self._tell(iteration, "no other reduction would help: none would save enough")
+            self._advise(iteration, "no other reduction would help: none would save enough")
         if (again := self._attempt.again) is not None:
             later = iteration + FIRST_BLOCK, again[1]
             self._attempt.again = None if self._estimate.changes() else later
