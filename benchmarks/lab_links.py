@@ -17,10 +17,10 @@ from statistics import median
 
 from common import markdown
 
+from megatron_adaptra.adapt.record import Recorded, read_record
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.record import Recorded, read_record
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 
 ROWS = {

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from common import interval, markdown
 from late_rank_lab_rank import DECISIONS, RESULT
 
+from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.cli.output import Table, show_table
-from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.units import parse_rate
 
 RANK = Path(__file__).with_name("late_rank_lab_rank.py")

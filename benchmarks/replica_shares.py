@@ -29,8 +29,8 @@ from common import interval, markdown
 from replica_shares_rank import RESULT, SLOW
 from suspended import ranks_of, suspend
 
+from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.runtime.decision_reader import read_log
 
 RANK = Path(__file__).with_name("replica_shares_rank.py")
 FROM, TO, ITERATIONS = 10, 34, 54  # the slow phase, and all

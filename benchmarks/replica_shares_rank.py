@@ -25,8 +25,8 @@ from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.sync.shares import Shares  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
-from megatron_adaptra.runtime.worker_emulator import WorkerEmulator  # noqa: E402
+from megatron_adaptra.emulate.worker_emulator import WorkerEmulator  # noqa: E402
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402
 
 RESULT, DECISIONS, SLOW = "result.json", "decisions.jsonl", "slow"
 TIMEOUT = 60.0

@@ -88,9 +88,9 @@ def _check_flags(words: Sequence[str]) -> None:
     """
     if any(word.startswith(FLAG) for word in words):
         from megatron_adaptra.adapter.entry.flags import read
+        from megatron_adaptra.emulate import worker_rules
+        from megatron_adaptra.emulate.scenario import check_rules
         from megatron_adaptra.plan.collectives.setting import plan_in_file
-        from megatron_adaptra.runtime import worker_rules
-        from megatron_adaptra.transport.scenario import check_rules
 
         # Only Megatron knows how many stages there are: any that the rules name may exist.
         if (config := read(words)) is not None:

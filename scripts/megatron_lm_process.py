@@ -86,9 +86,9 @@ def execute_in_netlab(
     environment: Mapping[str, str],
 ) -> int | str:
     """Run one rank on each host of a laboratory (`adaptra netlab`) with that slow link."""
+    from megatron_adaptra.emulate.scenario import load_rules
     from megatron_adaptra.errors import AdaptraError
     from megatron_adaptra.netlab.lab import Lab
-    from megatron_adaptra.transport.scenario import load_rules
 
     with log.open("wb") as out:
         try:

@@ -41,7 +41,7 @@ PACKAGES: dict[str, tuple[int, tuple[str, ...]]] = {
     "sim": (50, ("tests/unit/sim",)),
     "plan": (60, ("tests/unit/plan",)),
     "telemetry": (60, ("tests/unit/telemetry",)),
-    "runtime/agreement.py": (20, ("tests/unit/runtime",)),
+    "agree/agreement.py": (20, ("tests/unit/runtime",)),
 }
 NEAREST = 4  # test files; more of them notice hardly more, and each takes its time
 HANG = 600.0  # seconds of one test, and of what it waits for, on a busy machine

@@ -17,9 +17,9 @@ from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOpti
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
 from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.collectives.exchange import Exchange
 from megatron_adaptra.sim.ports import run_on_ports
 
 _REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order

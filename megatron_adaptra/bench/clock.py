@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.bench.options import Options
-from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids
+from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
 
 _PAUSE = 1e-3  # seconds until all ranks start, beside what a word takes to all of them
 _QUESTIONS = 50  # to rank 0: the answer that came soonest says most

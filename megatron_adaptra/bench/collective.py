@@ -15,7 +15,7 @@ from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
+from megatron_adaptra.execute.small.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.wire import GlooWire, Wire
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
+from megatron_adaptra.emulate.links import LinkEmulator
+from megatron_adaptra.emulate.rules import parse_rules
 from megatron_adaptra.transport.base import Transport, Work
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
-from megatron_adaptra.transport.rules import parse_rules
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 EMULATED = "40ms"  # the link where there is no laboratory

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatron_adaptra.bench.sizes import LARGEST
+from megatron_adaptra.emulate.rules import LinkRule, PortRule
+from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.rules import LinkRule, PortRule
-from megatron_adaptra.transport.scenario import load_rules
 
 KiB, MiB = 1 << 10, 1 << 20
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64

@@ -29,11 +29,11 @@ from megatron_adaptra.cli.bench_allreduce_report import (
     tables_of,
 )
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
+from megatron_adaptra.emulate.rules import PORT_SYNTAX
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.netlab.shaper import choose
-from megatron_adaptra.transport.rules import PORT_SYNTAX
 from megatron_adaptra.units import parse_seconds, whole
 from megatron_adaptra.view.axis import size
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.schedules.change import AnyConditions
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.policy import AnyPlan
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import parse_worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.runtime.change import AnyConditions
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.replan_policy import AnyPlan
 from megatron_adaptra.view.ranges import ranges
 
 WARM_UP = 2  # iterations at the start that no median counts

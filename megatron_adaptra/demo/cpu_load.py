@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron_adaptra.runtime.process_location import ProcessLocation
+from megatron_adaptra.execute.process_location import ProcessLocation
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_adaptra.demo import late_ranks
+from megatron_adaptra.emulate.rules import LinkRule, PortRule
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.rules import LinkRule, PortRule
 from megatron_adaptra.units import size
 
 HOST = "--host"

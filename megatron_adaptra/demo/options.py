@@ -18,18 +18,18 @@ from megatron_adaptra.config import (
 )
 from megatron_adaptra.demo import late_ranks, slow_replicas
 from megatron_adaptra.demo.hosts import HOST, changes, check_hosts, names, port_texts
-from megatron_adaptra.errors import BadFile, BadInput
-from megatron_adaptra.ir.routes import worker_name
-from megatron_adaptra.netlab.lab import MOST_HOSTS
-from megatron_adaptra.runtime.worker_rules import WorkerRule, load_slowness, parse_slowness
-from megatron_adaptra.transport.rules import (
+from megatron_adaptra.emulate.rules import (
     LinkRule,
     PortRule,
     parse_link,
     parse_path,
     parse_port_rules,
 )
-from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.emulate.scenario import load_rules
+from megatron_adaptra.emulate.worker_rules import WorkerRule, load_slowness, parse_slowness
+from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.ir.routes import worker_name
+from megatron_adaptra.netlab.lab import MOST_HOSTS
 from megatron_adaptra.units import LONGEST
 from megatron_adaptra.user_files import files_in, read_bytes
 

@@ -12,6 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
+from megatron_adaptra.adapt.shares.decisions import SyncDecision
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,
@@ -33,10 +37,6 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.planning_thread import PlanRemedy
-from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace

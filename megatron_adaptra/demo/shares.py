@@ -8,14 +8,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
 
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.sync.decisions import SyncDecision
-from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.sim.clock import step_spans
 from megatron_adaptra.view.report import SharedIteration
 from megatron_adaptra.view.shares import shares_gantt

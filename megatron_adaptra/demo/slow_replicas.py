@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.demo.numbered import Numbered
+from megatron_adaptra.emulate.worker_rules import parse_slowness
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.runtime.worker_rules import parse_slowness
 
 FLAG = "--slow-replica"
 _REPLICAS = Numbered(

@@ -25,6 +25,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
@@ -41,11 +46,6 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.processes import die_with_parent
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.planning_thread import planner_of
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself

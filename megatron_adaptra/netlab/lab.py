@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from megatron_adaptra.emulate.rules import LinkRule, PortRule
 from megatron_adaptra.errors import AdaptraError, BadInput, Interrupted
 from megatron_adaptra.netlab import host, measure, namespace, user
 from megatron_adaptra.netlab.loop import Loop
@@ -20,7 +21,6 @@ from megatron_adaptra.netlab.measure import Measured
 from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
 from megatron_adaptra.netlab.ports import BURST, Ports
 from megatron_adaptra.netlab.shaper import build, choose
-from megatron_adaptra.transport.rules import LinkRule, PortRule
 
 MOST_HOSTS = 64
 FAILED_GRACE = 60.0  # seconds the other hosts get once the command has failed on one

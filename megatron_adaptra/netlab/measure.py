@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import median, pstdev
 from typing import Any
 
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.netlab.network import QUEUE, address
-from megatron_adaptra.transport.rules import LinkRule
 
 PINGS = 40
 _GAP = 0.004  # seconds between two of them

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.namespace import bring_up, entered, new
 from megatron_adaptra.netlab.network import (
@@ -27,7 +28,6 @@ from megatron_adaptra.netlab.network import (
     Traffic,
     address,
 )
-from megatron_adaptra.transport.rules import LinkRule
 
 # Never in the current folder, which an empty name in PATH stands for: this is root.
 _PATH = ":".join(filter(os.path.isabs, f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin".split(":")))

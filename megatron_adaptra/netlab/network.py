@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from megatron_adaptra.transport.rules import LinkRule
+from megatron_adaptra.emulate.rules import LinkRule
 
 Link = tuple[int, int]  # source, target
 PREFIX = bytes((10, 77, 0))

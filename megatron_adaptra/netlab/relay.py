@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.namespace import bring_up, entered
 from megatron_adaptra.netlab.network import INTERFACE, MTU, PREFIX, QUEUE, Link, Traffic, address
-from megatron_adaptra.transport.rules import LinkRule
 
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x0001 | 0x1000
 _BATCH = 64  # packets read from one device in a row

@@ -1,6 +1,6 @@
 """A planner in a process of its own beside a training: one line of JSON after another.
 
-Its side of runtime/planning_process.py. A request has a `number`, which its answer has, too.
+Its side of adapt/planning_process.py. A request has a `number`, which its answer has, too.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.exits import at_exit, wait_at_exit
 from megatron_adaptra.transport.base import Stamps, Traits, Transport, Work
 from megatron_adaptra.transport.connect import connect
 from megatron_adaptra.transport.descriptors import make_room
-from megatron_adaptra.transport.emulate import LinkEmulator
 
 _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
 _MAGIC = b"adaptra1"

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import connect, interfaces, new_devices, store_connection
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
 Links = Sequence[tuple[int, int]]  # source and target, as indices of `ranks`

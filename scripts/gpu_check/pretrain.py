@@ -85,8 +85,8 @@ class HeldBack:
         from megatron.core import parallel_state as mpu
 
         from megatron_adaptra.adapter.baseline.stock import EmulatedSends
-        from megatron_adaptra.transport.emulate import LinkEmulator
-        from megatron_adaptra.transport.rules import parse_rules
+        from megatron_adaptra.emulate.links import LinkEmulator
+        from megatron_adaptra.emulate.rules import parse_rules
 
         self._stack.close()
         if self.on:

@@ -20,9 +20,9 @@ from multiprocessing.context import ForkServerContext
 MODULES = (
     "pytest", "hypothesis", "numpy", "torch", "torch.distributed", "patience",
     "megatron_adaptra.adapter.compat.patches", "megatron_adaptra.device.cuda",
-    "megatron_adaptra.runtime.collectives.small_collectives",
-    "megatron_adaptra.runtime.all_reduce.loop", "megatron_adaptra.runtime.controller",
-    "megatron_adaptra.runtime.executor", "megatron_adaptra.runtime.replica_replanner",
+    "megatron_adaptra.execute.small.small_collectives",
+    "megatron_adaptra.adapt.reductions.remedy", "megatron_adaptra.agree.controller",
+    "megatron_adaptra.execute.executor", "megatron_adaptra.adapt.routes.replanner",
     "megatron_adaptra.transport.engine.on_device", "transport.ranks", "fakes.controlled_cuda.gpu",
     "runtime.pipeline", "runtime.replica_job",
 )  # fmt: skip

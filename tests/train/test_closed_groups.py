@@ -220,7 +220,7 @@ def test_gradients_that_go_round_once_are_no_meeting() -> None:
 
 @pytest.mark.usefixtures("nobody")
 @pytest.mark.parametrize(
-    "module", ["adapter.step.planned_collectives", "runtime.collectives.small_collectives"]
+    "module", ["adapter.step.planned_collectives", "execute.small.small_collectives"]
 )
 def test_what_stands_in_for_a_function_of_torchs_has_not_called_it(module: str) -> None:
     become(0, 4)

@@ -11,7 +11,7 @@ from patience import decided, in_time
 from running import summary, summary_and_text
 from timelines import check_report
 
-from megatron_adaptra.runtime.decision_reader import read_log
+from megatron_adaptra.adapt.log_reader import read_log
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 

@@ -14,10 +14,10 @@ from patience import decided, in_time
 from running import summary
 from timelines import drawn
 
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.record import read_record
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.record import read_record
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHAPE: dict[str, Any] = {"stages": 2, "data_parallel": 2}

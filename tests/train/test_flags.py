@@ -70,7 +70,7 @@ def test_register_loads_neither_torch_nor_megatron_and_comes_first():
     code = """
 import sys, types, megatron_adaptra
 megatron_adaptra.register(); megatron_adaptra.register()
-late = {"torch", "megatron", "megatron_adaptra.runtime.leader"} & set(sys.modules)
+late = {"torch", "megatron", "megatron_adaptra.adapt.leader"} & set(sys.modules)
 assert not late, late
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, env=ENVIRONMENT)

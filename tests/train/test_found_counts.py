@@ -15,8 +15,8 @@ import jsonschema
 import pytest
 from running import zygote
 
+from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.plan.ladder import ROUTES
-from megatron_adaptra.runtime.decision_reader import read_log
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -99,7 +99,7 @@ def test_started_as_a_users_it_ends_with_0_and_leaves_no_process(folder: Path) -
     assert len(ours.plans) == len(ours.printed) == 7
     assert ours.printed == theirs.printed == stock(2, *early, iterations=20).done.printed
 
-    modules = {"megatron_adaptra.runtime.leader", "megatron_adaptra.transport.gloo"}
+    modules = {"megatron_adaptra.adapt.leader", "megatron_adaptra.transport.gloo"}
     assert modules <= loaded(ours)
     assert not modules & loaded(theirs)
     assert "adaptra: " not in theirs.text

@@ -11,10 +11,10 @@ import torch
 
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
+from megatron_adaptra.agree.bundle import scheduled
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.runtime.bundle import scheduled
 
 START = first_schedule(2, 3, float("inf")).replicated(2)
 ON = AdaptraConfig(engine="executor", reroute="auto")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.demo.comparison import BUSY
 from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.decision_reader import read_log
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/files.md"
 

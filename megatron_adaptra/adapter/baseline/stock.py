@@ -22,10 +22,10 @@ from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.emulate.links import LinkEmulator
+from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
 from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
-from megatron_adaptra.transport.emulate import LinkEmulator
 
 
 class EmulatedSends:

@@ -12,10 +12,10 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import PeerLost, ScheduleError, reason_of
+from megatron_adaptra.execute.guarded_probe import GuardedProbe
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
-from megatron_adaptra.runtime.guarded_probe import GuardedProbe
-from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 
 

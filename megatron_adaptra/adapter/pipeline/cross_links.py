@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from megatron_adaptra import waits
+from megatron_adaptra.agree.agreement import Proposal
+from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.errors import BadBundle
 from megatron_adaptra.ir.posting import links_of
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.traffic import traffic_of
-from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.wire import Wire
 

@@ -24,12 +24,12 @@ from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
 from megatron_adaptra.adapter.pipeline.memory import Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
+from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.execute.executor import execute
+from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
-from megatron_adaptra.runtime.executor import execute
-from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.mailbox import Mailbox
 
 
 @dataclass

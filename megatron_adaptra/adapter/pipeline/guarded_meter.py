@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from megatron_adaptra.adapter.pipeline.memory import ActivationMeter
-from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.agree.guard import Guard
 
 
 class GuardedMeter:

@@ -33,7 +33,7 @@ _OURS = "megatron_adaptra."
 _STAND_INS = (
     "megatron_adaptra.adapter.compat.patch_attr",
     "megatron_adaptra.adapter.step.planned_collectives",
-    "megatron_adaptra.runtime.collectives.small_collectives",
+    "megatron_adaptra.execute.small.small_collectives",
 )
 
 

@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP, Tie, components, own_ranks
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
-from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids, visible_pids
+from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids, visible_pids
 from megatron_adaptra.transport.descriptors import descriptors_left, room, too_few
 
 _serial = 0  # of the connections to come: a job may make some, and others when these are gone

@@ -37,14 +37,14 @@ from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator
 from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import DeviceFailed, PeerLost, ScheduleError, line_of
+from megatron_adaptra.execute.guarded_probe import GuardedProbe
+from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.unused_posts import first_posts
-from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.guarded_probe import GuardedProbe
-from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.transport.base import Transport, Work
 
 _BEFORE = 2  # iterations: caches are filled, and the optimizer has its state

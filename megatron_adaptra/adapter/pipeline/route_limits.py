@@ -14,6 +14,7 @@ import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import random
 
+from megatron_adaptra.adapt.routes.replanner import ALIKE, NO_ROUTES
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
@@ -21,7 +22,6 @@ from megatron_adaptra.adapter.pipeline.home_random import no_states, own_generat
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.replica_replanner import ALIKE, NO_ROUTES
 
 ROUTES = "work for other replicas"  # limits, as they are logged
 APART = "a warmup of its own for each replica"

@@ -12,6 +12,12 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.schedules.decisions import Worker
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
@@ -29,20 +35,14 @@ from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
+from megatron_adaptra.agree.agreement import Ballot, Proposal, starting_ballot
+from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
+from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
-from megatron_adaptra.runtime.agreement import Ballot, Proposal, starting_ballot
-from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
-from megatron_adaptra.runtime.controller import Controller, Member
-from megatron_adaptra.runtime.decisions import Worker
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.replan_loop import PipelineRemedy
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import RouteRemedy
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 

@@ -47,9 +47,9 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import NoConnections
+from megatron_adaptra.execute.heap import FrozenHeap
+from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.log import GOES_ON, log_line
-from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
-from megatron_adaptra.runtime.heap import FrozenHeap
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.report import Memory
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.pipeline.run import Run
-from megatron_adaptra.runtime.bundle import SCHEDULE
-from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.planning_thread import planner_of
+from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.agree.controller import Controller
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:

@@ -13,6 +13,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -28,38 +31,35 @@ from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.adapter.pipeline.route_limits import APART, MOVED, ROUTES, apart
+from megatron_adaptra.agree.agreement import DecisionStore
+from megatron_adaptra.agree.channel import Channel
+from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.agree.relink import Relink
+from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.emulate.links import LinkEmulator
+from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
 from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
-from megatron_adaptra.ir.neighbours import Neighbours
-from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.log import LogOnce, log_line
-from megatron_adaptra.runtime.agreement import DecisionStore
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.collectives.small_collectives import (
+from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.execute.guarded_probe import GuardedProbe
+from megatron_adaptra.execute.mailbox import Mailbox
+from megatron_adaptra.execute.small.small_collectives import (
     FUNCTIONS,
     DeferHook,
     SmallCollectives,
 )
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
-from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.guarded_probe import GuardedProbe
-from megatron_adaptra.runtime.mailbox import Mailbox
-from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.relink import Relink
-from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
+from megatron_adaptra.execute.watchdog import Watchdog
+from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.routes import Routes
+from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import torch_waits
 from megatron_adaptra.transport.descriptors import too_few
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous

@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.step.planned_groups import (
     PlannedGroup,
@@ -33,15 +35,13 @@ from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.cuda import captured, device_of
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed, NoConnections, PeerLost
+from megatron_adaptra.execute.planned.exchange import FLOATS, ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.shard_forms import SHARDED
 from megatron_adaptra.plan.collectives.selector import MOST_RANKS
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.plan.collectives.sized_shards import for_shards
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
-from megatron_adaptra.runtime.loop import Loop
 
 
 class Handle:

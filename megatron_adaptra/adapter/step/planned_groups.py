@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
+from megatron_adaptra.execute.planned import observed
+from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
+from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.exchange import Exchange
+from megatron_adaptra.execute.planned.observed import ObservedAllReduce
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.runtime.all_reduce import observed
-from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
-from megatron_adaptra.runtime.all_reduce.observed import ObservedAllReduce
-from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.collectives.exchange import Exchange
 
 # Of Megatron's settings for DDP, what changes what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")

@@ -16,7 +16,7 @@ import torch
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.timers import stopped_on
-from megatron_adaptra.runtime.collectives.collective import SmallCollective
+from megatron_adaptra.execute.small.collective import SmallCollective
 
 
 class Rerun(Exception):

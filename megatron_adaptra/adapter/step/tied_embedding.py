@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra.runtime.collectives.collective import SmallCollective
-from megatron_adaptra.runtime.collectives.small_collectives import DeferHook
+from megatron_adaptra.execute.small.collective import SmallCollective
+from megatron_adaptra.execute.small.small_collectives import DeferHook
 
 
 def defer_hook(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> DeferHook | None:

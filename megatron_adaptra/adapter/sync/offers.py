@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from megatron_adaptra.adapt.offer import Offer, Offers
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.routes.replanner import ALIKE, NO_ROUTES
+from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AUTO
 from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
-from megatron_adaptra.runtime.offer import Offer, Offers
-from megatron_adaptra.runtime.planning_thread import planner_of
-from megatron_adaptra.runtime.replica_loop import RouteRemedy
-from megatron_adaptra.runtime.replica_replanner import ALIKE, NO_ROUTES
 
 
 def offers_of(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offers | None:

@@ -19,6 +19,8 @@ from megatron.core import parallel_state as mpu
 from megatron.core import rerun_state_machine
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
 from megatron_adaptra.adapter.pipeline.counted_batches import like
@@ -29,13 +31,7 @@ from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, too_many
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.sync.sources import Source, new_source
-from megatron_adaptra.errors import reason_of
-from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.log import GOES_ON, log_line
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import ShareRemedy
-from megatron_adaptra.runtime.sync.share_vote import (
+from megatron_adaptra.agree.share_vote import (
     DIFFERENT,
     ENDED,
     FAILED,
@@ -43,6 +39,10 @@ from megatron_adaptra.runtime.sync.share_vote import (
     Given,
     ShareVote,
 )
+from megatron_adaptra.errors import reason_of
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's

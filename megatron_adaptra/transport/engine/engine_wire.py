@@ -13,10 +13,10 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 from megatron_adaptra.transport.connect import store_connection
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.rendezvous import Rendezvous

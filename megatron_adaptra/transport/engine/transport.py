@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport import base
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 

@@ -6,13 +6,13 @@ import functools
 import random
 from dataclasses import dataclass
 
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line
 from megatron_adaptra.plan.fixed.interleaved import interleaved_line
-from megatron_adaptra.transport.rules import LinkRule
 
 NATIVE, EXECUTOR = "native", "executor"
 

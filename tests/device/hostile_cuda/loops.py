@@ -13,12 +13,12 @@ from hostile_cuda.collectives import Collectives
 from hostile_cuda.stage_model import Position, label
 
 from megatron_adaptra.device.base import Device, Mark
+from megatron_adaptra.execute.executor import execute
+from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.runtime.executor import execute
-from megatron_adaptra.runtime.mailbox import Mailbox
 
 
 class ExecutorStage:

@@ -23,14 +23,14 @@ from patience import PATIENCE
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.emulate.links import LinkEmulator
+from megatron_adaptra.execute.mailbox import Mailbox
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import first_posts
-from megatron_adaptra.runtime.mailbox import Mailbox
-from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.probe import Probe
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End

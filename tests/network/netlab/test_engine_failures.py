@@ -16,9 +16,9 @@ import pytest
 from patience import decided
 from seeding import new_seed
 
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.transport.engine import endpoint
-from megatron_adaptra.transport.rules import LinkRule
 
 RANK = Path(__file__).parent / "engine_rank.py"
 SILENCE = 2.0  # seconds until a path is given up, where that is what is waited for

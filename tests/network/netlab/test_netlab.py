@@ -16,12 +16,12 @@ import pytest
 from labs import COMMAND, CONNECTED, lab
 from patience import TooLate, decided, in_time
 
+from megatron_adaptra.emulate.rules import LinkRule, parse_rules
+from megatron_adaptra.emulate.scenario import hosts_in, load_rules
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.shaper import choose
 from megatron_adaptra.netlab.user import give
-from megatron_adaptra.transport.rules import LinkRule, parse_rules
-from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
 ROOT = Path(__file__).resolve().parents[3]
 # Host 0 serves; each other host says how long a byte takes there and back, in ms.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from megatron_adaptra.emulate.links import DelayLine
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Buffer, Stamps, Traits
-from megatron_adaptra.transport.emulate import DelayLine
 
 _Key = tuple[int, int, int]  # source, target, tag
 

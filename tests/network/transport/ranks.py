@@ -20,14 +20,14 @@ from forks import processes
 from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 
+from megatron_adaptra.emulate.links import LinkEmulator
+from megatron_adaptra.emulate.rules import parse_rules
 from megatron_adaptra.transport.base import Transport
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.gloo import GlooTransport, open_links
-from megatron_adaptra.transport.rules import parse_rules
 
 KINDS = ("eager", "rendezvous", "gloo", "shm", "tcp")
 PROCESSES = KINDS[2:]

@@ -13,7 +13,7 @@ import torch
 from patience import PATIENCE
 from transport.ranks import Processes, RankFixture
 
-from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
+from megatron_adaptra.execute.small.hierarchical import Links, descriptors_of
 from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.descriptors import (
     DEVICE,

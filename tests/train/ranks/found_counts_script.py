@@ -24,16 +24,16 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 from paced import pace  # noqa: E402
 from rank_of_job import begin, mean_losses, of_all_ranks, show  # noqa: E402
 
+from megatron_adaptra.adapt.offer import Offer  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.pipeline import status  # noqa: E402
 from megatron_adaptra.adapter.sync import offers  # noqa: E402
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
+from megatron_adaptra.agree.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
-from megatron_adaptra.runtime.offer import Offer  # noqa: E402
-from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
-from megatron_adaptra.runtime.sync.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it

@@ -32,6 +32,8 @@ from megatron_adaptra.adapter.step.gradients import GradientReduction  # noqa: E
 from megatron_adaptra.adapter.step.planned_groups import PlannedGroup  # noqa: E402
 from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
+from megatron_adaptra.execute.planned.adaptive import AdaptiveAllReduce  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
 from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
@@ -39,8 +41,6 @@ from megatron_adaptra.plan.collectives.sharded import (  # noqa: E402
     direct_reduce_scatter,
     ring_all_gather,
 )
-from megatron_adaptra.runtime.all_reduce import group  # noqa: E402
-from megatron_adaptra.runtime.all_reduce.group import AdaptiveAllReduce  # noqa: E402
 
 Function = Callable[..., Any]  # Megatron's forward_backward
 Shape = partial(gpt.GPTShape, microbatches=2, hidden=32, seq_length=32, layers=2)

@@ -16,8 +16,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends  # noqa: E402
-from megatron_adaptra.transport.emulate import LinkEmulator  # noqa: E402
-from megatron_adaptra.transport.rules import LinkRule  # noqa: E402
+from megatron_adaptra.emulate.links import LinkEmulator  # noqa: E402
+from megatron_adaptra.emulate.rules import LinkRule  # noqa: E402
 
 COUNT = 20  # iterations, of one message each
 RULES = [LinkRule(0, 1, 0.01, 0, COUNT), LinkRule(0, 1, 0.2, COUNT + 1)]

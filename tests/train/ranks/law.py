@@ -29,25 +29,25 @@ CORE = {
     "transport": "carries the training's messages",
     "config": "the user's settings",
     "units": "their numbers",
-    "runtime.worker_rules": "the user's settings of emulated workers",
-    "runtime.worker_emulator": "makes ops slow, where the user asks for it",
+    "emulate.worker_rules": "the user's settings of emulated workers",
+    "emulate.worker_emulator": "makes ops slow, where the user asks for it",
     "errors": "names of what ends a training",
     "processes": "ends children with their parents",
     "package": "where this copy of the package is, and what builds its engine",
     "exits": "keeps a list of what is closed when the process ends",
     "waits": "durations",
-    "runtime.guard": "the line itself",
-    "runtime.guarded_probe": "the line, around what measures",
-    "runtime.agreement": "decides together with the other ranks which schedule is in force",
-    "runtime.sync.share_vote": "decides together with them whether replicas run by other counts",
-    "runtime.bundle": "what is in force",
-    "runtime.mailbox": "sends and takes the training's messages",
-    "runtime.executor": "runs the ops",
+    "agree.guard": "the line itself",
+    "execute.guarded_probe": "the line, around what measures",
+    "agree.agreement": "decides together with the other ranks which schedule is in force",
+    "agree.share_vote": "decides together with them whether replicas run by other counts",
+    "agree.bundle": "what is in force",
+    "execute.mailbox": "sends and takes the training's messages",
+    "execute.executor": "runs the ops",
     "runtime.collectives": "carries values that the training computes with",
-    "runtime.watchdog": "ends a training whose peers are lost, and says whom it waited for",
-    "runtime.signals": "ends a training that a signal asks to end",
+    "execute.watchdog": "ends a training whose peers are lost, and says whom it waited for",
+    "agree.signals": "ends a training that a signal asks to end",
     "device.host": "a clock, to which share_times has no guard",
-    "runtime.process_location": "who sees whose processes, before training",
+    "execute.process_location": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }
 # Parts of the adapter that are not needed to run an op.
@@ -56,7 +56,7 @@ BESIDE = (
     "adapter.entry.checkpoint", "adapter.entry.training_log",
 )  # fmt: skip
 # The last holds a message of the training back, where the user asks for it.
-DECIDES = ("runtime.agreement", "runtime.sync.share_vote", "transport.emulate")
+DECIDES = ("agree.agreement", "agree.share_vote", "emulate.links")
 KINDS = ("raise", "garbage", "hang")
 PATIENCE = 300.0  # seconds
 GARBAGE = (object(), "garbage", -1)
@@ -147,7 +147,7 @@ class Discovery:
             return  # what has no name of its own runs as a part of what has
         if main:
             self._on_the_training_thread(frame)
-        elif adapts(frame) and not _in(module.removeprefix(PACKAGE), (*DECIDES, "runtime.guard")):
+        elif adapts(frame) and not _in(module.removeprefix(PACKAGE), (*DECIDES, "agree.guard")):
             caller, name = next(_callers(frame.f_back), None), frame.f_code.co_name
             public = not name.startswith("_") or name == "__init__"
             if public and (caller is None or _module(caller) != module):

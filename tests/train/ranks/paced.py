@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.sync.group import AdaptiveSync
 
 PATIENCE = 60.0  # seconds
 

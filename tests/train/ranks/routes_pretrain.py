@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapter.entry import checkpoint
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.runtime.replica_loop import RouteRemedy
 
 SCRIPT = Path(__file__).with_name("pretrain_gpt_small.py")
 

@@ -11,6 +11,7 @@ import pytest
 from runtime.voted_group import BUFFER, RATE, VotedGroup
 from view.view_sample import sample_report
 
+from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,
@@ -23,7 +24,6 @@ from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, natively
-from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.view import reductions
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png

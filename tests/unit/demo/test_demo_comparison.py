@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.demo.comparison import Comparison, Outlook, compare, lives, why_off
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.base import evaluate
-from megatron_adaptra.runtime.decisions import PlanDecision
 
 SLOW = Conditions(12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}))
 START, DEEP = make_plan(SLOW, "1f1b"), make_plan(SLOW, "warmup")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from view.view_sample import sample_report
 
+from megatron_adaptra.adapt.shares.decisions import SyncDecision
 from megatron_adaptra.cli.demo_table import words
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
 from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from telemetry.records import record
 
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.demo.comparison import Outlook, Ran, compare, why_off
 from megatron_adaptra.demo.results import RankResult, _arm_reports, _delays_ms
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -15,7 +16,6 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.reroute import evaluate_replicas, plan_replicas
-from megatron_adaptra.runtime.decisions import PlanDecision
 
 PIPELINE = Conditions(4, (0.01,) * 2, (0.01,) * 2, (0.01,) * 2)
 SLOW = ReplicaConditions(PIPELINE, 2, slow={3: 3.0}, paths={(0, 3): LinkState(0.02)})

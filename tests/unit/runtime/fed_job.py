@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
+from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.schedules.change import Change, K, P
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.change import Change, K, P
-from megatron_adaptra.runtime.replanner import Replanner
-from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.report import StageReport
 

@@ -27,25 +27,25 @@ from runtime.voted_job import STEP, VotedJob
 from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra import log, waits
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, starting_ballot
+from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
+from megatron_adaptra.agree.reductions import ALL_REDUCE
+from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE
-from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal, starting_ballot
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE
-from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.offer import Offer
-from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.replan_loop import PipelineRemedy
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import RouteRemedy
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 
 MS = 1e-3

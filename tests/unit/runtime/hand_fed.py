@@ -12,6 +12,8 @@ from typing import Any
 from runtime.fed_job import FedJob
 from telemetry.records import stock_records
 
+from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -19,8 +21,6 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime

@@ -16,20 +16,20 @@ from runtime.pipeline import on_threads, schedule
 from telemetry.records import record
 from transport.loopback import LoopbackNetwork
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.agreement import DecisionStore, starting_ballot
+from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.agree.channel import Channel
+from megatron_adaptra.agree.controller import Controller, Member
+from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
-from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
-from megatron_adaptra.runtime.bundle import SCHEDULE
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, Member
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision, Worker
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.replan_loop import PipelineRemedy
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import Memory
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from patience import PATIENCE
 
+from megatron_adaptra.execute.executor import execute
+from megatron_adaptra.execute.mailbox import Mailbox
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.runtime.executor import execute
-from megatron_adaptra.runtime.mailbox import Mailbox
-from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.agree.controller import Controller
 
 T = TypeVar("T")
 

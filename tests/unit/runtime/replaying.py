@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.record import Recorded, RecordedIteration
+from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.record import Recorded, RecordedIteration
-from megatron_adaptra.runtime.replanner import Replanner
-from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 
 
 def replayed(

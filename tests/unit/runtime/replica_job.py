@@ -12,6 +12,8 @@ from typing import Any
 
 from runtime.fed_job import FedJob
 
+from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import Program, lower
@@ -21,8 +23,6 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.reroute import ReplicaPlan
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime

@@ -16,13 +16,18 @@ from patience import PATIENCE
 from runtime.planted_sites import FAULTS, by_site, with_fault
 from transport.ranks import RankFixture, run, until
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.controller import Controller
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.errors import Disagreement
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.runtime.all_reduce import group, path_probes
-from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
-from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.all_reduce.path_probes import (
+from megatron_adaptra.execute.planned import adaptive as group
+from megatron_adaptra.execute.planned import path_probes
+from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
+from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
+from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.path_probes import (
     FEWEST,
     LEAST,
     MOST,
@@ -31,11 +36,7 @@ from megatron_adaptra.runtime.all_reduce.path_probes import (
     rate_of,
     rounds,
 )
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.plan.collectives.choice import Choice
 
 RANKS, WORDS, ITERATIONS = 3, 1000, 14
 DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))

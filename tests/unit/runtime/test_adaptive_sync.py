@@ -13,15 +13,15 @@ from patience import PATIENCE
 from runtime.planted_sites import FAULTS, by_site, nonsense, raising, with_fault
 from transport.ranks import RankFixture, run
 
+from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
+from megatron_adaptra.adapt.shares import remedy as loop_module
+from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.share_vote import READY, Given, ShareVote
+from megatron_adaptra.execute.shares import adaptive as group
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.sync import group
-from megatron_adaptra.runtime.sync import loop as loop_module
-from megatron_adaptra.runtime.sync.counts_vote import SYNC, CountsVote
-from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import ShareRemedy
-from megatron_adaptra.runtime.sync.share_vote import READY, Given, ShareVote
-from megatron_adaptra.runtime.yielding import Yielding
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from runtime.pipeline import schedule
 
+from megatron_adaptra.agree.agreement import Ballot, Proposal
+from megatron_adaptra.agree.bundle import scheduled
 from megatron_adaptra.errors import Disagreement
-from megatron_adaptra.runtime.agreement import Ballot, Proposal
-from megatron_adaptra.runtime.bundle import scheduled
 
 OLD, NEW = scheduled(schedule((3, 2, 1), 4)), scheduled(schedule((4, 3, 1), 4))
 MEMBERS = (1, 2)

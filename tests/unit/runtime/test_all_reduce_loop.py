@@ -13,13 +13,13 @@ import pytest
 from patience import PATIENCE
 from runtime.voted_group import BUFFER, MS, NBYTES, RATE, VotedGroup
 
+from megatron_adaptra.adapt.reductions.decisions import ranks_in_words
+from megatron_adaptra.adapt.reductions.remedy import FEWEST, LOOK, WARM, ReductionRemedy
+from megatron_adaptra.adapt.trial import FIRST_BLOCK
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.runtime.all_reduce.decisions import ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import FEWEST, LOOK, WARM, ReductionRemedy
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.trial import FIRST_BLOCK
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 SOON = 10  # iterations in which a late rank is found

@@ -10,11 +10,11 @@ import pytest
 from patience import PATIENCE
 from runtime.pipeline import schedule
 
+from megatron_adaptra.agree.agreement import LONGEST_SWAP_LEAD, Ballot, Proposal, pack, unpack
+from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, ValueKind, scheduled
 from megatron_adaptra.errors import BadBundle, BadInput, Disagreement, ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.agreement import LONGEST_SWAP_LEAD, Ballot, Proposal, pack, unpack
-from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, ValueKind, scheduled
 
 START = schedule((3, 2, 1), 6)
 OLD, NEW, OTHER = map(scheduled, (START, schedule((6, 5, 1), 6), schedule((6, 6, 6), 6)))

@@ -8,7 +8,7 @@ from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 from transport.ranks import KINDS, run, until
 
-from megatron_adaptra.runtime.channel import _ROOM, Channel
+from megatron_adaptra.agree.channel import _ROOM, Channel
 
 ROOM = _ROOM - len('{"text": ""}')  # of a text that fits into one frame
 

@@ -12,13 +12,13 @@ from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import threads
 
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import Memory
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}

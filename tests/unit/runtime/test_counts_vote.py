@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
+from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.sync.counts_vote import SYNC, CountsVote
 
 FULL, SHARED = (Bundle({SYNC: SyncPlan(8, counts)}) for counts in ((8, 8, 8), (9, 9, 6)))
 

@@ -13,14 +13,9 @@ import pytest
 from patience import PATIENCE
 from runtime.leading import drive
 
-from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.schedule import STOCK
-from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.plan.base import make_plan
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.decisions import (
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.schedules.decisions import (
     LinkChange,
     LinkEnd,
     PlanDecision,
@@ -28,6 +23,11 @@ from megatron_adaptra.runtime.decisions import (
     why_none,
     why_swap,
 )
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import STOCK
+from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.plan.base import make_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 

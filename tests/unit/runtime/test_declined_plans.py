@@ -9,7 +9,7 @@ import pytest
 from runtime import hand_fed, replica_job
 from seeding import new_seed
 
-from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN
+from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN
 
 MS = 1e-3
 Job = hand_fed.Job | replica_job.Job

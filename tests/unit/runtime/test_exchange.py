@@ -16,13 +16,13 @@ from transport.ranks import Processes, run, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.execute.planned import exchange as exchange_module
+from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import Action, CollectivePlan
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.runtime.collectives import exchange as exchange_module
-from megatron_adaptra.runtime.collectives.exchange import Exchange
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)

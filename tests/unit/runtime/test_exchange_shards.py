@@ -15,6 +15,7 @@ from transport.ranks import run
 
 from megatron_adaptra import exits
 from megatron_adaptra.errors import BadInput, Disagreement
+from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.plan.collectives.ring import ring
@@ -24,7 +25,6 @@ from megatron_adaptra.plan.collectives.sharded import (
     ring_all_gather,
     ring_reduce_scatter,
 )
-from megatron_adaptra.runtime.collectives import exchange as exchange_module
 
 
 def summed(values: torch.Tensor, shard: int, around: bool, average: bool) -> torch.Tensor:

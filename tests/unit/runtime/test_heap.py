@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron_adaptra.runtime.heap import FrozenHeap
+from megatron_adaptra.execute.heap import FrozenHeap
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from seeding import new_seed
 from transport.ranks import Processes
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
-from megatron_adaptra.runtime.collectives.hierarchical import HierarchicalAllGather, Links
+from megatron_adaptra.execute.small.all_gather import FlatAllGather
+from megatron_adaptra.execute.small.hierarchical import HierarchicalAllGather, Links
 from megatron_adaptra.transport.connect import connect, new_devices
 
 UNEVEN = (0, 1, 1, 2, 1, 2)  # stages of one, three and two members

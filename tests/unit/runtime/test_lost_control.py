@@ -19,16 +19,16 @@ from telemetry.records import record
 from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.agreement import DecisionStore, starting_ballot
+from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.agree.channel import Channel
+from megatron_adaptra.agree.controller import Member
+from megatron_adaptra.agree.relink import Relink
+from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
-from megatron_adaptra.runtime.bundle import SCHEDULE
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Member
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.relink import Relink
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.gloo import GlooTransport

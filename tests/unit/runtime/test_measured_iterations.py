@@ -10,19 +10,19 @@ from patience import PATIENCE
 from runtime.test_adaptive_all_reduce import open_group, reduce
 from transport.ranks import RankFixture, run, until
 
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.all_reduce.group import PROBED, PROBED_EVERY, AdaptiveAllReduce
-from megatron_adaptra.runtime.all_reduce.loop import LOOK
-from megatron_adaptra.runtime.all_reduce.measured_iterations import (
+from megatron_adaptra.adapt.reductions.remedy import LOOK
+from megatron_adaptra.agree.agreement import Proposal
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.execute.planned.adaptive import PROBED, PROBED_EVERY, AdaptiveAllReduce
+from megatron_adaptra.execute.planned.measured_iterations import (
     CHANCE,
     EVERY,
     FIRST,
     LASTING,
     MeasuredIterations,
 )
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.plan.collectives.choice import Choice
 
 RANKS, CHANGES, ITERATIONS = 3, 25, 60
 PERIOD, TAKES, MATTERS = 1.0, 0.1, 0.025

@@ -15,14 +15,14 @@ from runtime.pipeline import PATIENCE, SHAPE, layer, loss, on_threads
 from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 
+from megatron_adaptra.execute.executor import execute
+from megatron_adaptra.execute.mailbox import Mailbox
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.executor import execute
-from megatron_adaptra.runtime.mailbox import Mailbox
-from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
 

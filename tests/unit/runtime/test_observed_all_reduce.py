@@ -15,12 +15,12 @@ import torch.distributed as dist
 from patience import PATIENCE
 from transport.ranks import RankFixture, run, until
 
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.device.host import HostDevice
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.all_reduce.observed import MESHES, ObservedAllReduce
-from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.loop import Loop
+from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.observed import MESHES, ObservedAllReduce
 
 RANKS, WHOLE, ITERATION, TAKES, LATE = 4, 4_000_000, 200.0, 60.0, 40.0
 FROM, TO, ITERATIONS = 8, 20, 34

@@ -24,6 +24,11 @@ from seeding import new_seed
 from transport.ranks import until
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapt import planning_process
+from megatron_adaptra.adapt.planners import ChoiceProcess
+from megatron_adaptra.adapt.planning_process import PlanningProcess
+from megatron_adaptra.adapt.reductions import remedy as loop
+from megatron_adaptra.adapt.reductions.remedy import LOOK
 from megatron_adaptra.errors import PlanningFailed
 from megatron_adaptra.plan.collectives import selector
 from megatron_adaptra.plan.collectives.choice import Choice
@@ -31,11 +36,6 @@ from megatron_adaptra.plan.collectives.choice_server import choose
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.planning_server import NICE
 from megatron_adaptra.processes import descendants
-from megatron_adaptra.runtime import planning_process
-from megatron_adaptra.runtime.all_reduce import loop
-from megatron_adaptra.runtime.all_reduce.loop import LOOK
-from megatron_adaptra.runtime.planners import ChoiceProcess
-from megatron_adaptra.runtime.planning_process import PlanningProcess
 from megatron_adaptra.sim.ports import Ports
 
 Serve = Callable[[str], None]

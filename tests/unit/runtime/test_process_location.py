@@ -6,7 +6,7 @@ import os
 
 from transport.ranks import Processes, RankFixture
 
-from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids, visible_pids
+from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids, visible_pids
 
 HERE = ProcessLocation("a", 100.0, "pid:[1]", 7)
 

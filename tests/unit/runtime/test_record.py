@@ -15,11 +15,9 @@ from runtime.replaying import replayed
 from telemetry.records import report
 from telemetry.test_report import REPORTS, SECONDS
 
-from megatron_adaptra.errors import BadFile
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.log import LogFile
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.record import (
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.record import (
     AROUND,
     DIGITS,
     VERSION,
@@ -27,8 +25,10 @@ from megatron_adaptra.runtime.record import (
     read_record,
     shortened,
 )
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import Replanner
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.errors import BadFile
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.log import LogFile
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import StageReport
 

@@ -4,10 +4,10 @@ import json
 
 from runtime.leading import drive, warmups
 
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.agree.bundle import digest_of, scheduled
+from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.bundle import digest_of, scheduled
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.decision_reader import read_log
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 

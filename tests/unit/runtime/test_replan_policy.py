@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 
 MS = 1e-3
 SLOW = Conditions(

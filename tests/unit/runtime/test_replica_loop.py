@@ -15,17 +15,17 @@ from runtime.replaying import replayed
 from runtime.replica_job import MS, Job
 from runtime.voted_ranks import VotedRanks
 
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.record import RunRecord, read_record
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy, of_stages
+from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.agreement import Proposal, starting_ballot
+from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.agreement import Proposal, starting_ballot
-from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision, Worker
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.record import RunRecord, read_record
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import RouteRemedy, of_stages
-from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"

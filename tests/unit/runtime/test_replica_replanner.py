@@ -12,13 +12,7 @@ import pytest
 from runtime.replica_job import MS, Job
 from seeding import new_seed
 
-from megatron_adaptra.config import Budget
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.program import lower
-from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_replanner import (
+from megatron_adaptra.adapt.routes.replanner import (
     ALIKE,
     LONGEST_WITHOUT_TRY,
     PATIENCE,
@@ -26,7 +20,13 @@ from megatron_adaptra.runtime.replica_replanner import (
     TRIED,
     ReplicaReplanner,
 )
-from megatron_adaptra.runtime.trial import AFTER, FIRST_BLOCK, LONGER
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.trial import AFTER, FIRST_BLOCK, LONGER
+from megatron_adaptra.config import Budget
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.telemetry.report import Memory, StageReport, Step
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 

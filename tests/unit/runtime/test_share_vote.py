@@ -8,8 +8,7 @@ import pytest
 from patience import PATIENCE
 from transport.ranks import RankFixture, run
 
-from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.sync.share_vote import (
+from megatron_adaptra.agree.share_vote import (
     DIFFERENT,
     ENDED,
     FAILED,
@@ -18,6 +17,7 @@ from megatron_adaptra.runtime.sync.share_vote import (
     ShareVote,
     Voted,
 )
+from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.telemetry.host_use import HostUse
 
 REPLICAS = (0, 0, 1, 1)  # of each rank

@@ -16,10 +16,10 @@ from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.runtime.collectives import collective, reduction
-from megatron_adaptra.runtime.collectives.collective import FIRST, FIRST_RETRY
-from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS, SmallCollectives
-from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.execute.small import collective, reduction
+from megatron_adaptra.execute.small.collective import FIRST, FIRST_RETRY
+from megatron_adaptra.execute.small.small_collectives import FUNCTIONS, SmallCollectives
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.transport.wire import GlooWire
 
 KINDS = {

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from runtime.test_small_collectives import everywhere, install, served_by
 from torch.distributed import ReduceOp
 
-from megatron_adaptra.runtime.collectives.collective import FIRST
-from megatron_adaptra.runtime.collectives.small_collectives import SMALL
+from megatron_adaptra.execute.small.collective import FIRST
+from megatron_adaptra.execute.small.small_collectives import SMALL
 
 
 class Behind:

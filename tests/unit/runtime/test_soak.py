@@ -17,12 +17,12 @@ from telemetry.records import record
 from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra import waits
-from megatron_adaptra.runtime.agreement import starting_ballot
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.decisions import PlanDecision
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.replan_loop import PipelineRemedy
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.agree.agreement import starting_ballot
 from megatron_adaptra.telemetry.estimate import Estimator
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from seeding import new_seed
 from transport.ranks import until
 
 from megatron_adaptra import waits
+from megatron_adaptra.agree.store_gather import StoreGather
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.runtime.store_gather import StoreGather
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

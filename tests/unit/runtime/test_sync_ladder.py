@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from runtime.voted_job import STEP, VotedJob
 
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.offer import RECENT, Offer, Offered
+from megatron_adaptra.adapt.shares.ladder import PATIENCE, known_remedies
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE, ORDER, REMEDIES, ROUTES
 from megatron_adaptra.plan.shares import SharePlan, Speed, share_by_speed
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.offer import RECENT, Offer, Offered
-from megatron_adaptra.runtime.sync.ladder import PATIENCE, known_remedies
 
 SOON = 10  # iterations in which a slow replica is found
 FULL, SHARED = (8, 8, 8, 8), (9, 9, 9, 5)

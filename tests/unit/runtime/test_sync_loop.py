@@ -16,14 +16,14 @@ import pytest
 from runtime.voted_job import MICROBATCH, STEP, VotedJob
 from seeding import new_seed
 
+from megatron_adaptra.adapt.counts_vote import SYNC
+from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.shares.ladder import cheaper_remedies
+from megatron_adaptra.adapt.trial import FIRST_BLOCK, LONGEST_BLOCK
+from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import Speed
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.decision_reader import read_log
-from megatron_adaptra.runtime.sync.counts_vote import SYNC
-from megatron_adaptra.runtime.sync.ladder import cheaper_remedies
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.telemetry.host_use import HostUse
 
 SOON = 10  # iterations in which a slow replica is found, and one that is fast again

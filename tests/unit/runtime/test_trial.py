@@ -10,12 +10,10 @@ from runtime.hand_fed import MS, Job, Truth
 from seeding import new_seed
 from telemetry.records import report
 
-from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.plan import Plan
-from megatron_adaptra.runtime.change import Change
-from megatron_adaptra.runtime.plan_trials import Trials
-from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.trial import (
+from megatron_adaptra.adapt.schedules.change import Change
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.trials import Trials
+from megatron_adaptra.adapt.trial import (
     AFTER,
     BEFORE,
     FIRST_BLOCK,
@@ -29,6 +27,8 @@ from megatron_adaptra.runtime.trial import (
     Trial,
     compare_iterations,
 )
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.plan import Plan
 
 SLOW = dict.fromkeys([(1, 2), (2, 1)], 40 * MS)
 CONDITIONS = Truth(1 * MS).conditions(own=True)

@@ -14,10 +14,10 @@ from transport.ranks import Processes, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.execute.process_location import ProcessLocation, visible_pids
+from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
-from megatron_adaptra.runtime.process_location import ProcessLocation, visible_pids
-from megatron_adaptra.runtime.watchdog import Watchdog
 
 
 class Dead(FailureLog):

@@ -8,11 +8,11 @@ import time
 import pytest
 from seeding import new_seed
 
+from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.device.host import HOST
+from megatron_adaptra.emulate.worker_emulator import SAMPLES, SlowedProbe, WorkerEmulator
+from megatron_adaptra.emulate.worker_rules import WorkerRule
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.worker_emulator import SAMPLES, SlowedProbe, WorkerEmulator
-from megatron_adaptra.runtime.worker_rules import WorkerRule
 
 
 class Clock:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seeding import new_seed
 
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.runtime.worker_rules import (
+from megatron_adaptra.emulate.scenario import load_rules
+from megatron_adaptra.emulate.worker_rules import (
     WorkerRule,
     check_slowness,
     load_slowness,
     parse_slowness,
 )
-from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.errors import BadInput
 
 STAGES, REPLICAS = 4, 2
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra.runtime import yielding
-from megatron_adaptra.runtime.yielding import (
+from megatron_adaptra.execute.shares import yielding
+from megatron_adaptra.execute.shares.yielding import (
     HOLDS,
     NICE,
     PAUSE,

@@ -9,16 +9,16 @@ from pathlib import Path
 from runtime.voted_ranks import VotedRanks
 from telemetry.late_ranks import messages
 
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.agree.agreement import Ballot
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.runtime.agreement import Ballot
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
-from megatron_adaptra.runtime.all_reduce.loop import ReductionRemedy
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.decision_log import DecisionLog
-from megatron_adaptra.runtime.loop import Loop
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from patience import PATIENCE
 
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.loop import Loop
-from megatron_adaptra.runtime.offer import Offers
-from megatron_adaptra.runtime.sync.group import AdaptiveSync
-from megatron_adaptra.runtime.sync.loop import ShareRemedy
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 

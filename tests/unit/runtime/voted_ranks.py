@@ -11,12 +11,12 @@ from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 from transport.ranks import until
 
-from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Member
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.channel import Channel
+from megatron_adaptra.agree.controller import Member
+from megatron_adaptra.agree.store import KeyValueStore
 
 
 class VotedRanks:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from megatron_adaptra.runtime.yielding import Yielding
+from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
 
 WORK = 0.05  # CPU seconds of an iteration

@@ -1,0 +1,1 @@
+"""One loop, and the remedies that it asks: pipeline, routes, reductions, shares."""

@@ -1,0 +1,101 @@
+"""How counts of microbatches come into force: with the vote of all ranks at an iteration's end.
+
+What the first rank proposes goes round with the vote at the end of iteration i, which all ranks
+know when i + 1 begins, and is in force in i + 2, which they prepare at the end of i + 1. So there
+is nothing to answer and nothing to wait for: all ranks learn of it at once, or the training is over
+for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from megatron_adaptra.adapt.loop import Vote
+from megatron_adaptra.agree.agreement import Proposal
+from megatron_adaptra.agree.bundle import Bundle, ValueKind
+from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.ir.sync import SyncPlan, parse_sync
+from megatron_adaptra.log import GOES_ON, log_line
+
+
+def _check_sync(plan: SyncPlan, now: SyncPlan) -> None:
+    """Raise BadBundle for another number of replicas; each sample counts once in any SyncPlan."""
+    if plan.replicas != now.replicas:
+        raise BadBundle(f"it is for {plan.replicas} replicas; here are {now.replicas}")
+
+
+# Where iterations have another number of microbatches than the plan, all replicas run as many.
+SYNC = ValueKind("sync", lambda data: parse_sync(str(data)), _check_sync)
+LEAD = 2  # iterations from the one at whose end ranks vote to the one in which counts are in force
+
+
+class CountsVote(Vote):
+    """A vote at the first rank, of one proposal at a time. `first`: the first iteration."""
+
+    def __init__(self, first: int, in_force: Bundle) -> None:
+        self.first, self._in_force = first, in_force
+        self._begun = first - 1
+        self._lock = threading.Lock()
+        self._next = first  # the iteration whose vote has not begun
+        self._number = 0
+        self._open: Proposal | None = None
+        self._logged: set[str] = set()
+
+    # On the training thread.
+
+    def take(self, iteration: int) -> tuple[int, ...] | None:
+        """The vote at the end of `iteration` begins: the counts that go round with it, if any."""
+        with self._lock:
+            self._next = iteration + 1
+            proposal = self._open
+        if proposal is None or proposal.swap != iteration + LEAD:
+            return None
+        return tuple(proposal.bundle[SYNC].counts)
+
+    def begin(self, iteration: int, bundle: Bundle) -> Proposal | None:
+        """All ranks run `bundle` in `iteration`; the proposal that is closed by that, if any."""
+        self._begun, self._in_force, proposal = iteration, bundle, self._open
+        if proposal is None or proposal.committed is not None or proposal.swap > iteration:
+            return None
+        proposal.committed = proposal.bundle.digest == bundle.digest
+        return proposal
+
+    # On the thread of the loop.
+
+    @property
+    def in_force(self) -> Bundle:
+        return self._in_force
+
+    @property
+    def iteration(self) -> int:
+        return self._begun
+
+    def can_propose(self, iteration: int) -> bool:
+        return self._open is None
+
+    def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
+        with self._lock:
+            if self._open is not None:
+                return None
+            self._open = Proposal(self._number, self._next + LEAD, bundle, "")
+            self._number += 1
+            return self._open
+
+    def settle(self, proposal: Proposal) -> None:
+        self._open = None
+
+    def publish(self, status: dict[str, Any]) -> None:
+        """Show nothing: charts have no `status` of counts."""
+
+    def failed(self, what: str, error: Exception) -> None:
+        how = f"{type(error).__name__}: {str(error)[:200]}"
+        self._log_once(what, f" ({how}); {GOES_ON} with the counts in force")
+
+    def note(self, text: str) -> None:
+        self._log_once(text)
+
+    def _log_once(self, what: str, more: str = "") -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            log_line(what + more)

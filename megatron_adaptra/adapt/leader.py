@@ -1,0 +1,179 @@
+"""The leader's side of the vote: it proposes bundles, counts answers, and passes decisions on."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_adaptra.adapt.loop import Loop, Vote
+from megatron_adaptra.agree.agreement import (
+    LONGEST_SWAP_LEAD,
+    Ballot,
+    DecisionStore,
+    Proposal,
+    pack,
+)
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.channel import Channel
+from megatron_adaptra.agree.controller import Controller
+from megatron_adaptra.agree.messages import REPORTS, Report
+from megatron_adaptra.errors import AdaptraError
+
+SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
+
+
+class Leader(Controller, Vote):
+    """Proposes what a loop plans from the reports of all stages.
+
+    Args:
+        ballot, channels, store, first, prepare: see Controller; the loop's thread prepares.
+        loop: gets the reports, and has what it concludes voted on here; started and closed by the
+            leader.
+        watcher: the index of the member that shows the status in charts; None for none.
+    """
+
+    def __init__(
+        self,
+        ballot: Ballot,
+        channels: Mapping[int, Channel],
+        store: DecisionStore,
+        loop: Loop[Any],
+        *,
+        first: int = 0,
+        watcher: int | None = None,
+        prepare: Callable[[Proposal], None] | None = None,
+    ) -> None:
+        super().__init__(ballot, channels, store, first, prepare)
+        self.loop = loop
+        self._watcher = watcher
+        self._token = f"decision/{secrets.token_hex(8)}"  # no other leader's decisions are ours
+        self._proposed = 0
+        self._not_before = 0  # the iteration from which on the store is tried again
+        self._open: Proposal | None = None  # only the loop's thread looks at it
+        self._swap_lead = SWAP_LEAD
+        self._in_turn = threading.Lock()  # a proposal is sent before its decision
+        loop.start(self)
+        self._start_threads()
+
+    # Called by the training thread.
+
+    def begin(self, iteration: int) -> Bundle:
+        closed = self.ballot.at_boundary(iteration, 0.0, leads=True)
+        if closed is not None:
+            if not closed.committed:
+                self._pass_on(closed)
+            self.loop.closed(closed)
+        self.loop.begins(iteration, self.ballot.in_force)
+        return self.ballot.in_force
+
+    def close(self) -> None:
+        """End this run's plans: all members leave, and the log has the last outcome.
+
+        Waits `waits.CLOSE` at most for the members, and the same for each of its own threads.
+        """
+        super().close()
+        self.loop.close()
+
+    def _take_leave(self) -> None:
+        for channel in self._channels.values():
+            self._send(channel, {"kind": "bye"})
+
+    def _report(self, report: Report) -> None:
+        self.loop.report(report)
+
+    # Called by the loop's thread.
+
+    @property
+    def in_force(self) -> Bundle:
+        return self.ballot.in_force
+
+    @property
+    def iteration(self) -> int:
+        """The last one that has begun here; the one before the first, at first.
+
+        Members may begin the first one, and report it, before this rank does.
+        """
+        return max(self.ballot.iteration, self.first - 1)
+
+    def can_propose(self, iteration: int) -> bool:
+        asked = not any(channel.lost for channel in self._channels.values())
+        free = self._open is None and not self.ballot.opening
+        return free and asked and iteration >= self._not_before
+
+    def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
+        number = self._proposed
+        self._proposed += 1
+        proposal = Proposal(number, 0, bundle, DecisionStore.key(self._token, number))
+        if not self._store.write(proposal):
+            self._say("a new plan cannot be agreed on: torch's key-value store does not answer")
+            self._not_before = iteration + LONGEST_SWAP_LEAD
+            return None
+        proposal.swap = self.iteration + self._swap_lead
+        with self._in_turn:
+            if not self.ballot.offer(proposal):
+                return None
+            self._jobs.put(lambda: self._send_proposal(proposal))
+        self._open = proposal
+        if self._prepare is not None:  # while the members do
+            digest = bundle.digest
+            try:
+                self._prepare(proposal)
+            except AdaptraError as error:
+                self._say("this rank cannot run what it has proposed", error)
+                digest = ""
+            self._answer(proposal.number, 0, digest)
+        return proposal
+
+    def settle(self, proposal: Proposal) -> None:
+        self._store.write(proposal)  # on another thread than the one that sends it to members
+        self._open = None
+        # Not committed: members needed more time for their answers.
+        later = min(2 * self._swap_lead, LONGEST_SWAP_LEAD)
+        self._swap_lead = SWAP_LEAD if proposal.committed else later
+
+    def publish(self, status: dict[str, Any]) -> None:
+        self.status = status
+        if self._watcher is not None:
+            self._send(self._channels[self._watcher], {"kind": "status", "status": status})
+
+    def failed(self, what: str, error: Exception) -> None:
+        self._say(what, error)
+
+    def note(self, text: str) -> None:
+        self._say_once(text)
+
+    # On the control threads.
+
+    def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
+        if message["kind"] in REPORTS:
+            self._report(message["report"])
+        elif message["kind"] == "ack":
+            self._answer(message["number"], channel.peer, message["digest"])
+        return bool(message["kind"] != "bye")
+
+    def _answer(self, number: int, member: int, digest: str) -> None:
+        """A member's answer to a proposal, or the leader's own where it had to prepare."""
+        voters = len(self._channels) + (self._prepare is not None)
+        decided = self.ballot.acknowledge(number, member, digest, voters)
+        if decided is not None:
+            self._pass_on(decided)
+            if digest and not decided.committed:
+                self._say_once(f"member {member} reads another plan than was proposed")
+
+    def _pass_on(self, proposal: Proposal) -> None:
+        """Send a decision, soon and after its proposal."""
+        with self._in_turn:
+            self._jobs.put(lambda: self._send_decision(proposal))
+
+    def _send_proposal(self, proposal: Proposal) -> None:
+        message = pack(proposal)
+        for channel in self._channels.values():
+            if not self._send(channel, message):
+                self.ballot.decide(proposal.number, False)
+
+    def _send_decision(self, proposal: Proposal) -> None:
+        number, commit = proposal.number, bool(proposal.committed)
+        for channel in self._channels.values():
+            self._send(channel, {"kind": "decision", "number": number, "commit": commit})

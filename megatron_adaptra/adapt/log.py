@@ -1,0 +1,158 @@
+"""The log of decisions: JSON lines with what was predicted and what came of it.
+
+Each line has its `kind`, the `job` and `number` of its decision, and `at`, seconds since 1970:
+
+- `decision`, `all-reduce`, `sync`: all that is known when it is proposed, see each remedy's own;
+- `vote`: whether all ranks have `committed` it;
+- `prediction`: what an iteration is expected to take as the model knows it later, `refreshed_ms`;
+- `outcome`: what iterations have taken, `measured_ms`.
+
+docs/decision-log.schema.json describes them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar, Generic, TypeVar
+
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.log import LogFile
+
+VERSION = 1
+KEPT_DECISIONS = 1000  # of those in force, to be shown
+
+
+@dataclass(kw_only=True)
+class Decision(ABC):
+    """A decision changes, by a vote, what ranks run. Times are milliseconds, as in every report.
+
+    Args:
+        number: of decisions made before it in this log.
+        iteration: the first one with it.
+        detected: the one whose reports have led to it.
+        why: the reason, in one sentence.
+        planning_ms: what planning took.
+        again: where it takes back what was slower, the iteration from which on that is tried again;
+            else None.
+        committed: all ranks run it.
+        measured_ms: the median of `samples`; None while it is not known.
+        samples: what iterations have taken with it, but the first one.
+    """
+
+    KIND: ClassVar[str]  # of the line that begins a decision
+    ABOUT: ClassVar[str]  # the lines' subject, where they cannot be written
+    OUTCOME_ITERATIONS: ClassVar[int] = 5  # whose median is the outcome
+
+    number: int
+    iteration: int
+    detected: int
+    why: str
+    planning_ms: float
+    again: int | None = None
+    committed: bool = False
+    measured_ms: float | None = None
+    samples: list[float] = field(default_factory=list, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of the log for a decision that is proposed."""
+        later = ("committed", "measured_ms", "samples")
+        return {key: value for key, value in asdict(self).items() if key not in later}
+
+    @abstractmethod
+    def sentence(self) -> str:
+        """Describe a decision in force for the log of the training, which counts from one."""
+
+
+D = TypeVar("D", bound=Decision)
+
+
+class DecisionLog(Generic[D]):
+    """A decision log appends decisions, votes on them and their outcomes to a file.
+
+    Args:
+        decisions: the class of its decisions.
+        path: the file; nothing is written if None.
+        record: of the run, which gets the same lines.
+
+    `last`: the decision that has come into force last. `made`, `committed`: how many were proposed,
+    and came into force. `in_force`: the last KEPT_DECISIONS of these.
+    """
+
+    def __init__(
+        self, decisions: type[D], path: Path | None, record: RunRecord | None = None
+    ) -> None:
+        self.record = record or RunRecord(None)
+        self.last: D | None = None
+        self.made = self.committed = 0
+        self.in_force: deque[D] = deque(maxlen=KEPT_DECISIONS)
+        self._kind, self._outcome = decisions.KIND, decisions.OUTCOME_ITERATIONS
+        self._awaited: list[D] = []  # committed, the outcome not known
+        self._job = secrets.token_hex(4)  # jobs, and starts of a job, may share a file
+        self._file = None if path is None else LogFile(path, decisions.ABOUT)
+
+    def add(self, decision: D) -> None:
+        """Log a decision that is proposed."""
+        self.made += 1
+        self._write(self._kind, decision, version=VERSION, **decision.to_json())
+
+    def close_vote(self, decision: D, committed: bool) -> None:
+        """Log that a `decision` of the log is `committed`, and in force, or never will be."""
+        if committed:
+            decision.committed, self.last = True, decision
+            self.committed += 1
+            self.in_force.append(decision)
+            self._awaited.append(decision)
+        self._write("vote", decision, committed=committed)
+
+    def outcome(self, iteration: int, seconds: float) -> None:
+        """Count the `seconds` of an `iteration`, unless it is the first one with a decision."""
+        running = [d for d in self._awaited if d.iteration <= iteration][-1:]
+        if not running:
+            return
+        decision = running[0]
+        for over in self._awaited[: self._awaited.index(decision)]:
+            self._end(over)
+        if decision.iteration == iteration:
+            return
+        decision.samples.append(1e3 * seconds)
+        if len(decision.samples) == self._outcome:
+            self._end(decision)
+
+    def refresh(self, decision: D, predicted_ms: float) -> None:
+        """Log that an iteration with a `decision` is expected to take `predicted_ms` now."""
+        self._write("prediction", decision, refreshed_ms=predicted_ms)
+
+    def measure(self, decision: D, measured_ms: float | None) -> None:
+        """Log that an iteration with a decision has taken `measured_ms`; None: none has run."""
+        decision.measured_ms = measured_ms
+        self._awaited = [d for d in self._awaited if d is not decision]
+        self._write("outcome", decision, measured_ms=measured_ms)
+
+    def settle(self) -> None:
+        """Log what is known of the last outcome: a run is over."""
+        for decision in list(self._awaited):
+            self._end(decision)
+
+    def close(self) -> None:
+        """Settle, and wait for the files, ten seconds at most for each."""
+        self.settle()
+        if self._file is not None:
+            self._file.close()
+        self.record.close()
+
+    def _end(self, decision: D) -> None:
+        self.measure(decision, median(decision.samples) if decision.samples else None)
+
+    def _write(self, kind: str, decision: D, **known: Any) -> None:
+        at = round(time.time(), 3)
+        line = {"kind": kind, "job": self._job, "number": decision.number, "at": at, **known}
+        if self._file is not None:
+            self._file.write(json.dumps(line))
+        self.record.decision(line)

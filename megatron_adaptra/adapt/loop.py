@@ -1,0 +1,271 @@
+"""The loop of every remedy: a row of reports per iteration, one proposal, one open vote."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from megatron_adaptra import waits
+from megatron_adaptra.adapt.log import D, Decision, DecisionLog
+from megatron_adaptra.agree.agreement import Proposal
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.controller import MOST_JOBS
+from megatron_adaptra.log import log_line
+
+RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
+
+
+class Vote(Protocol):
+    """A vote brings all ranks to run one bundle: a Leader, or a CountsVote.
+
+    The loop's thread calls it. A method waits for torch's store at most, twice `waits.STORE`
+    seconds.
+    """
+
+    first: int  # the first iteration of this run
+
+    @property
+    def in_force(self) -> Bundle:
+        """What all ranks run now."""
+        ...
+
+    @property
+    def iteration(self) -> int:
+        """The last one that has begun."""
+        ...
+
+    def can_propose(self, iteration: int) -> bool:
+        """Return whether a proposal made after the reports of `iteration` may come into force."""
+        ...
+
+    def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
+        """Propose to all ranks a bundle to swap to, some iterations from now.
+
+        Args:
+            iteration: whose reports have led to it.
+            bundle: read by each rank before it answers; it comes into force whole, or not at all.
+
+        Returns:
+            The open proposal; None if nothing can be proposed now. `Loop.closed` gets it when
+            training has reached its swap, with `committed` set.
+        """
+        ...
+
+    def settle(self, proposal: Proposal) -> None:
+        """Make room for the next proposal: this one is over."""
+        ...
+
+    def publish(self, status: dict[str, Any]) -> None:
+        """Show `status` in the charts of the training from now on."""
+        ...
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Log, once, that `what` has failed."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Log `text`, once."""
+        ...
+
+
+class Measured(Protocol):
+    """A report carries what one rank has measured in one iteration."""
+
+    @property
+    def iteration(self) -> int:
+        """The iteration, as the whole job counts it."""
+        ...
+
+    @property
+    def sender(self) -> int:
+        """The number of the rank or worker among those that report."""
+        ...
+
+
+R = TypeVar("R", bound=Measured)
+
+
+class Proposed(NamedTuple, Generic[D]):
+    """A remedy asks all ranks to run `bundle`.
+
+    `decide`: makes the line of the log from the bundle's first iteration; None for what only
+    prepares a later decision.
+    """
+
+    bundle: Bundle
+    decide: Callable[[int], D] | None = None
+
+
+class Remedy(ABC, Generic[R, D]):
+    """A remedy turns what ranks have measured into one proposal, and judges what came of it.
+
+    The loop's thread calls it, but for `start` and `begins`.
+
+    Args:
+        senders: how many ranks report each iteration.
+        log: of decisions.
+
+    `vote`: that of the run, from `start` on. `explains`: a line on the words of its sentences,
+    logged once after the first of them; "" for none.
+    """
+
+    vote: Vote
+    explains = ""
+
+    def __init__(self, senders: int, log: DecisionLog[D]) -> None:
+        self.senders, self.log = senders, log
+
+    def start(self, vote: Vote) -> None:
+        """Begin to plan for a `vote` that is about to begin."""
+        self.vote = vote
+
+    def begins(self, iteration: int, bundle: Bundle) -> None:
+        """Take note that all ranks run `bundle` in `iteration`. On the training thread."""
+
+    @abstractmethod
+    def observe(self, iteration: int, row: Mapping[int, R]) -> Proposed[D] | None:
+        """Return what all ranks are to run after an `iteration` that all have reported, if new.
+
+        `row`: the reports, by sender.
+        """
+
+    def observed(self, iteration: int, row: Mapping[int, R]) -> None:
+        """Finish an `iteration`, whose proposal, if there was one, has been put to the vote."""
+
+    def switched(self, decision: D, before: D | None) -> None:
+        """Take note that a `decision` is in force, in place of the one `before` in this log."""
+
+    def refused(self) -> None:
+        """Take note that what was proposed last does not come into force."""
+
+    def close(self) -> None:
+        """End: no iteration follows."""
+        self.log.close()
+
+
+M = TypeVar("M", bound=Remedy[Any, Any])
+
+
+class Loop(Generic[M]):
+    """A loop gathers a row of reports per iteration, asks its remedy, and holds one open vote.
+
+    It does so on a thread, so that training goes on meanwhile. No error leaves the thread: it costs
+    a change, and is logged once.
+
+    Args:
+        remedy: called by the thread alone once `start` is called; an attribute, too.
+        announce: decisions go to the log of the training, too; an attribute, too.
+
+    `seen`: the last iteration that all ranks have reported, and that is dealt with.
+    """
+
+    def __init__(self, remedy: M, *, announce: bool = True) -> None:
+        self.remedy, self.announce = remedy, announce
+        self.seen = -1
+        self._queue: queue.SimpleQueue[Measured | Proposal | threading.Event | None]
+        self._queue = queue.SimpleQueue()
+        self._rows: dict[int, dict[int, Measured]] = {}  # by iteration and sender
+        self._pending: tuple[Proposal, Decision] | None = None
+
+    @property
+    def log(self) -> DecisionLog[Any]:
+        """The remedy's log of decisions."""
+        return self.remedy.log
+
+    # Called by any thread.
+
+    def start(self, vote: Vote) -> None:
+        """Begin to plan for a `vote` that is about to begin."""
+        self._vote = vote
+        self.remedy.start(vote)
+        self._thread = threading.Thread(target=self._plan, name="adaptra-planner", daemon=True)
+        self._thread.start()
+
+    def report(self, report: Measured) -> None:
+        """Take the `report` of one rank; it is dropped where too many wait."""
+        if self._queue.qsize() < MOST_JOBS:
+            self._queue.put(report)
+
+    def begins(self, iteration: int, bundle: Bundle) -> None:
+        """Take note that all ranks run `bundle` in `iteration`."""
+        self.remedy.begins(iteration, bundle)
+
+    def closed(self, proposal: Proposal) -> None:
+        """Take a `proposal` whose swap training has reached: in force, or never to be."""
+        self._queue.put(proposal)
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """Wait until all reports so far are dealt with, but no longer than `timeout` seconds."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait(timeout)
+
+    def close(self) -> None:
+        """End the thread, for which this waits `waits.CLOSE` at most, and the remedy."""
+        self._queue.put(None)
+        self._thread.join(waits.CLOSE)
+        self.remedy.close()
+
+    # On the thread.
+
+    def _plan(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if isinstance(item, threading.Event):
+                    item.set()
+                elif isinstance(item, Proposal):
+                    self._close(item)
+                else:
+                    self._take(item)
+            except Exception as error:
+                self._vote.failed("a replan has failed", error)
+
+    def _take(self, report: Measured) -> None:
+        iteration, now = report.iteration, self._vote.iteration
+        recent = range(now - RECENT_ITERATIONS, now + RECENT_ITERATIONS)
+        if report.sender not in range(self.remedy.senders) or iteration not in recent:
+            return  # late, or nonsense
+        for late in [i for i in self._rows if i not in recent]:
+            del self._rows[late]  # a rank does not report any more, or not all
+        row = self._rows.setdefault(iteration, {})
+        row[report.sender] = report
+        if len(row) < self.remedy.senders:
+            return
+        del self._rows[iteration]
+        row = dict(sorted(row.items()))
+        proposed = self.remedy.observe(iteration, row)
+        if proposed is not None:
+            self._propose(iteration, proposed)
+        self.remedy.observed(iteration, row)
+        self.seen = iteration
+
+    def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
+        """Put to the vote what is `proposed` after the reports of `iteration`."""
+        proposal = self._vote.propose(iteration, proposed.bundle)
+        if proposed.decide is None:
+            return
+        if proposal is None:
+            self.remedy.refused()
+            return
+        decision = proposed.decide(proposal.swap)
+        self._pending = proposal, decision
+        self.log.add(decision)
+
+    def _close(self, proposal: Proposal) -> None:
+        self._vote.settle(proposal)
+        closing, self._pending = self._pending, None
+        if closing is None or closing[0] is not proposal:
+            return
+        decision, before = closing[1], self.log.last
+        self.log.close_vote(decision, bool(proposal.committed))
+        if not proposal.committed:
+            self.remedy.refused()
+            return
+        self.remedy.switched(decision, before)
+        if self.announce:
+            log_line(decision.sentence())
+            if self.remedy.explains:
+                self._vote.note(self.remedy.explains)

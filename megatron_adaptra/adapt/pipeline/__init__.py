@@ -1,0 +1,1 @@
+"""The remedy of one pipeline: order and depth of its ops."""

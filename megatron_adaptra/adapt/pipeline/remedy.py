@@ -1,0 +1,73 @@
+"""The remedy of one pipeline: the order and the depth of its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Vote
+from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
+from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import Plan
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.replica_estimate import Changed
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.starvation import Starvation
+
+
+class PipelineRemedy(PlanRemedy[Plan, Conditions]):
+    """A pipeline remedy plans the schedule of one pipeline from what its stages measure.
+
+    Args:
+        start, log: see PlanRemedy.
+        estimator: of this pipeline.
+        rule: by which plans are made and compared.
+        workers: of this pipeline, by stage.
+    """
+
+    replanner: Replanner
+
+    def __init__(
+        self,
+        start: Schedule,
+        estimator: Estimator,
+        rule: ReplanPolicy,
+        log: DecisionLog[PlanDecision],
+        workers: Sequence[Worker],
+    ) -> None:
+        super().__init__(start, Replanner(start, estimator, rule), log, workers)
+        self.estimator, self.rule = estimator, rule
+        self._starvation = Starvation(start.stages)
+
+    def state(self) -> dict[str, float]:
+        return self.estimator.state()
+
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
+        self.log.record.run(
+            vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
+            estimator=self.estimator.settings(), delays=self.estimator.delays(),
+            rule=asdict(self.rule),
+        )  # fmt: skip
+
+    def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
+        rows = list(reports.values())
+        seconds = rows[0].seconds
+        if seconds is not None:
+            self.log.outcome(iteration - 1, seconds)
+            if text := self._starvation.update(rows, seconds):
+                self.vote.note(text)
+
+    def _estimate(
+        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
+    ) -> Changed:
+        changed = self.replanner.observe(iteration, list(reports.values()), ran)
+        if self.estimator.unmet:
+            self.vote.note(self.estimator.unmet)
+        return changed

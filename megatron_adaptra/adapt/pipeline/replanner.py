@@ -1,0 +1,192 @@
+"""When to change the plan, and to what: from iteration to iteration, without threads or messages.
+
+The replan loop asks it while a job trains, and a replay asks it again afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from megatron_adaptra.adapt.schedules.change import Change, PipelineChange
+from megatron_adaptra.adapt.schedules.decisions import (
+    warmups,
+    what_back,
+    why_leave,
+    why_none,
+    why_swap,
+)
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, BaseReplanner
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Path
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import Plan, make_plan
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.replica_estimate import Changed
+from megatron_adaptra.telemetry.report import StageReport
+
+
+class Replanner(BaseReplanner[Plan, Conditions]):
+    """Decides when one pipeline changes its plan, and to what.
+
+    Args:
+        start: the schedule to come back to when no link is slow.
+        estimator: of the pipeline.
+        rule: by which plans are made and compared.
+    """
+
+    estimator: Estimator
+
+    def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
+        super().__init__(start, estimator, rule)
+        # Links for which no plan gained enough, with the seconds that they took before.
+        self._declined: dict[Path, float] = {}
+        self._declined_at = 0
+        self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
+
+    def observe(
+        self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
+    ) -> Changed:
+        """Take the reports of an iteration.
+
+        Args:
+            iteration: its number.
+            reports: one per stage, by stage.
+            ran: the schedule of the iteration before, whose seconds the reports have; None where
+                that is not known any more.
+
+        Returns:
+            The links whose delays have changed for good, to plan for.
+        """
+        seconds = reports[0].seconds
+        if seconds is not None:
+            self._seconds.append(seconds)
+        changed = Changed(self.estimator.update(reports), [])
+        self._trials.observe(iteration, reports, seconds, changed.any)
+        self._over_budget |= self.estimator.measure_budget(reports)
+        self._take_meetings(reports)
+        self.predicted = None
+        # To simulate an iteration takes a while, in which training launches less.
+        often = ran is not None and ran.stock and self.estimator.stock_delay > 0
+        if ran is not None and seconds is not None and (often or iteration % LEARN == 0):
+            self._learn(ran, seconds)
+        return changed
+
+    def _replan(self, changed: bool) -> PipelineChange | None:
+        if self._paths and not self._postponed(changed):
+            return self._for_links()
+        if self._iteration % LEARN == 0 and self.estimator.calibrated:
+            return self._reconsider()
+        return None
+
+    def stock(self) -> Timeline:
+        """Simulate unchanged Megatron, which posts a receive when it needs the message."""
+        conditions = self.estimator.conditions(native=True)
+        policy = "interleaved" if conditions.chunks > 1 else "1f1b"
+        schedule = make_plan(conditions, policy, self.rule.sends).schedule
+        return simulate(lower(schedule, 0), conditions, self.rule.sends)
+
+    def simulated(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        return self.rule.evaluate(schedule, conditions)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._declined = {}
+
+    def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
+        depths = warmups(current, plan)
+        return what_back(current, plan) if to_start else f"back to that plan ({depths})"
+
+    def _why_spared(self, current: Plan, start: Plan) -> str:
+        return f"a deeper warmup gains too little now: {what_back(current, start)}"
+
+    def _for_links(self) -> PipelineChange | None:
+        """Some delays have changed for good."""
+        began = time.perf_counter()
+        conditions = self.estimator.conditions()
+        before, self._paths = self._paths, {}
+        eased = any(conditions.message_seconds(*link) < before[link] for link in before)
+        self._accept()
+        current = self._evaluate(self._in_force, conditions)
+        plan = self._choose(conditions)
+        if not self.rule.worth(plan, current, eased):
+            self.stays = why_none(before, conditions)
+            self._decline(before, conditions)
+            return None
+        if self._trials.blocks(plan.schedule, self._iteration):
+            self._paths = before
+            return None
+        why = self._why_swap(before, conditions, current, plan)
+        return Change(
+            why, plan, current, conditions, time.perf_counter() - began, before, retry=True
+        )
+
+    def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
+        """No plan gains enough from the links that are slower than `before`.
+
+        That was found by a few samples. An iteration that something has held up, among them, makes
+        all ops look longer, and the gain less.
+        """
+        known = {**before, **self._declined}
+        self._declined_at = self._iteration
+        self._declined = {
+            link: old for link, old in known.items() if conditions.message_seconds(*link) > old
+        }
+
+    def _look_again(self) -> PipelineChange | None:
+        """Whether a plan for the links that were declined gains enough by what is known now."""
+        began = time.perf_counter()
+        if self._iteration > self._declined_at + AGAIN:
+            self._declined = {}
+        if not self._declined or self._trials.blocks_any(self._iteration):
+            return None
+        c, before = self.estimator.conditions(), self._declined
+        current, plan = self._evaluate(self._in_force, c), self._choose(c)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        why = self._why_swap(before, c, current, plan)
+        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+
+    def _reconsider(self) -> PipelineChange | None:
+        if (change := self._look_again()) is not None:
+            return change
+        if not self._in_force.same_as(self._start):
+            return super()._reconsider()
+        blocked = self._trials.blocks_leaving(self._in_force, self._iteration)
+        if blocked or self.estimator.stock_extra == 0:
+            return None
+        # Perhaps it has only turned out by now how much Megatron's messages cost.
+        conditions = self.estimator.conditions()
+        current = self._evaluate(self._in_force, conditions)
+        if current.extra <= self.rule.min_gain * current.predicted:
+            return None
+        plan = self._choose(conditions)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        native = self.estimator.conditions(native=True)
+        worst = max(native.links, key=lambda link: native.message_seconds(*link))
+        why = why_leave(worst, conditions, native, current, plan)
+        return Change(why, plan, current, conditions, links={worst: 0.0})
+
+    def _why_swap(
+        self, before: Mapping[Path, float], conditions: Conditions, current: Plan, plan: Plan
+    ) -> str:
+        native = self.estimator.conditions(native=True) if self._in_force.stock else None
+        return why_swap(before, conditions, current, plan, plan.schedule is self._start, native)
+
+    def _choose(self, conditions: Conditions) -> Plan:
+        """The policy's plan where it is clearly faster, else the first: memory is precious."""
+        start = self._evaluate(self._start, conditions)
+        plan = self.rule.make_plan(conditions)
+        return plan if self.rule.gains(plan, start) else start
+
+    def _stock_extra(self, plan: Plan) -> float:
+        extra = super()._stock_extra(plan)
+        if self._in_force.stock:  # then nobody has to guess
+            extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
+        return extra

@@ -1,0 +1,57 @@
+"""What is planned in processes of their own: routes between replicas, and all-reduces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_adaptra.adapt.planning_process import PlanningProcess
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.choice_server import choose
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen
+
+
+class RouteProcess(PlanningProcess):
+    """Searches for routes; see PlanningProcess."""
+
+    def __init__(self) -> None:
+        super().__init__("megatron_adaptra.plan.route_server")
+
+    def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
+        """Search as `plan.route_server.search`. Raises PlanningFailed."""
+        request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
+        return self.ask(request, _schedules)
+
+
+class ChoiceProcess(PlanningProcess):
+    """Chooses all-reduces; see PlanningProcess."""
+
+    def __init__(self) -> None:
+        super().__init__("megatron_adaptra.plan.collectives.choice_server")
+
+    def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+        """Choose as `plan.collectives.choice_server.choose`, of which this raises BadInput.
+
+        A process is there from the first time on that something is to be searched for. Raises
+        PlanningFailed, too.
+        """
+        if not (in_force.sharded or figures.rounded().stands_out):
+            return choose(figures, in_force, min_gain)  # native, at once
+
+        def read(answer: dict[str, Any]) -> Chosen:
+            found = Chosen.from_json({key: answer[key] for key in answer if key != "number"})
+            if (found.choice.ranks, found.choice.sharded) != (in_force.ranks, in_force.sharded):
+                raise BadInput("choice", str(found.choice), f"in place of {in_force}")
+            return found
+
+        request = {
+            "figures": figures.to_json(), "in_force": in_force.to_json(), "min_gain": min_gain,
+        }  # fmt: skip
+        return self.ask(request, read)
+
+
+def _schedules(answer: dict[str, Any]) -> list[Schedule]:
+    return [Schedule.parse(text) for text in answer["schedules"]]

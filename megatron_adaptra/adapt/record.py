@@ -1,0 +1,201 @@
+"""The record of a run: what stages reported and what was decided, for reports and replays.
+
+One file per data-parallel replica, or for all that are planned together, written by the leader;
+JSON lines, each with its `kind`:
+
+- `run`: a controller starts, at the beginning of a job or with another number of microbatches;
+- `iteration`: the reports of all stages or workers, the delays and alarms of links, predictions; or
+  by replica, where these share out microbatches, how many and how long;
+- `decision`, `vote`, `prediction`, `outcome`: as in the log of decisions.
+
+Seconds everywhere but in decisions. An iteration has as many bytes as any other, and a file at most
+LARGEST: beyond that half of the older iterations are left out, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.adapt.log_reader import DecisionReader
+from megatron_adaptra.errors import AdaptraError, BadFile, BadMessage
+from megatron_adaptra.log import LogFile
+from megatron_adaptra.telemetry.report import StageReport
+
+VERSION = 2
+LARGEST = 2**26  # bytes of a file
+DIGITS = 7  # tenths of a microsecond
+AROUND = 20  # iterations kept before and after a decision, whatever their age ...
+DECISIONS = 100  # ... of the last so many decisions
+_ITERATION, _DECISION = b'{"kind": "iteration", "iteration": ', b'{"kind": "decision", '
+
+
+class RunRecord:
+    """Appends to the file at `path`; without one, nothing is written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else LogFile(path, "a record", LARGEST, shortened)
+
+    def run(self, first: int, **about: Any) -> None:
+        """A controller starts with iteration `first`; `about`: what a replay needs to know."""
+        self._write("run", iteration=first, version=VERSION, at=_now(), **about)
+
+    def iteration(
+        self, iteration: int, reports: Sequence[StageReport], status: Mapping[str, Any]
+    ) -> None:
+        """All stages have reported `iteration`. `status`: what charts show, see PlanningThread."""
+        if self._file is not None:
+            each = [report.to_json() for report in reports]
+            status = {k: v for k, v in status.items() if k != "iteration"}
+            self._write("iteration", iteration=iteration, at=_now(), **status, reports=each)
+
+    def replicas(
+        self, iteration: int, microbatches: Sequence[int], seconds: Sequence[float], took: float
+    ) -> None:
+        """By replica, the `microbatches` of an `iteration`, their `seconds`, and what it `took`."""
+        self._write(
+            "iteration", iteration=iteration, at=_now(), microbatches=list(microbatches),
+            seconds=list(seconds), took=took,
+        )  # fmt: skip
+
+    def decision(self, line: Mapping[str, Any]) -> None:
+        """A `line` of the log of decisions."""
+        if self._file is not None:
+            self._file.write(json.dumps(_rounded(line)))
+
+    def close(self) -> None:
+        """Wait, ten seconds at most, until all is written."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, kind: str, **data: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(_rounded({"kind": kind, **data})))
+
+
+def _now() -> float:
+    """The wall clock, for people."""
+    return round(time.time(), 3)
+
+
+def _rounded(data: Any) -> Any:
+    if isinstance(data, float):
+        return round(data, DIGITS)
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_rounded(value) for value in data]
+    return data
+
+
+def shortened(lines: Sequence[bytes]) -> list[bytes]:
+    """Some of the `lines` of a file: of its older iterations, three quarters, every second one.
+
+    What stood around the last decisions stays, and all other lines do.
+    """
+    at = [i for i, line in enumerate(lines) if line.startswith(_ITERATION)]
+    decided = [i for i, line in enumerate(lines) if line.startswith(_DECISION)][-DECISIONS:]
+    near: set[int] = set()
+    for i in decided:
+        near.update(range(i - AROUND, i + AROUND + 1))
+    left_out = set(at[1 : len(at) * 3 // 4 : 2]) - near
+    if not left_out:  # decisions everywhere
+        left_out = set(at[: len(at) // 2])
+    return [line for i, line in enumerate(lines) if i not in left_out]
+
+
+@dataclass(frozen=True)
+class RecordedIteration:
+    """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage.
+
+    Of replicas that are planned together `reports` are by worker. Of those that share out
+    microbatches there are none, and `status` has what `RunRecord.replicas` was given.
+    """
+
+    at: float
+    status: Mapping[str, Any]
+    reports: tuple[StageReport, ...]
+
+
+@dataclass
+class Recorded:
+    """One start of a replan loop: `about` it, its `iterations`, its `decisions`.
+
+    `iterations`: by number, in order. `decisions`: oldest first, each with all that became known.
+    """
+
+    about: Mapping[str, Any]
+    iterations: dict[int, RecordedIteration] = field(default_factory=dict)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+    def seconds(self) -> dict[int, float]:
+        """By iteration, what it took, which the one after it has reported.
+
+        Of replicas that are planned together, the slowest one.
+        """
+        replicas, found = self.about.get("replicas", 1), {}
+        for number, row in self.iterations.items():
+            if not row.reports:
+                found[number] = row.status["took"]
+                continue
+            first_stages = row.reports[:: max(1, len(row.reports) // replicas)]
+            known = [one.seconds for one in first_stages if one.seconds is not None]
+            if known:
+                found[number - 1] = max(known)
+        return found
+
+
+def read_record(path: Path) -> list[Recorded]:
+    """What the file at `path` holds, oldest first.
+
+    An iteration that was trained again, from a checkpoint, counts as it was the last time. A line
+    that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile,
+    also for a record of another version.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read(file, path)
+    except OSError as error:
+        raise BadFile("record", path, f"it cannot be read: {error.strerror}") from None
+
+
+def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
+    runs: list[Recorded] = []
+    decisions = DecisionReader()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        try:
+            _add(row, runs, decisions)
+        except (AdaptraError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error) if isinstance(error, AdaptraError) else f"{error!r}"[:80]
+            raise BadFile("record", path, f"line {number}: {reason}") from None
+    if not runs:
+        raise BadFile("record", path, "it is no record of a run; --adaptra-record writes them")
+    return runs
+
+
+def _add(row: dict[str, Any], runs: list[Recorded], decisions: DecisionReader) -> None:
+    """Take one line. What stands before the first start of a loop has lost it to `shortened`."""
+    kind = row["kind"]
+    if kind == "run":
+        if row["version"] != VERSION:
+            raise BadMessage(f"a record of version {row['version']!r}; this one reads {VERSION}")
+        runs.append(Recorded(row))
+        for run in runs[:-1]:
+            run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
+    elif runs and kind == "iteration":
+        shares = "microbatches" in row
+        each = () if shares else row.pop("reports")
+        reports = tuple(StageReport.from_json(report) for report in each)
+        del row["kind"]
+        iteration, at = row.pop("iteration"), row.pop("at")
+        runs[-1].iterations[iteration] = RecordedIteration(at, row, reports)
+    elif runs and (decision := decisions.add(row)) is not None:
+        runs[-1].decisions.append(decision)

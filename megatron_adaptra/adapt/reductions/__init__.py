@@ -1,0 +1,1 @@
+"""The remedy of a data-parallel group: who adds what, when."""

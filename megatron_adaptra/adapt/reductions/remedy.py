@@ -1,0 +1,318 @@
+"""From what all ranks of a group report of their reductions to the all-reduce that they vote on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
+from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.planners import ChoiceProcess
+from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.errors import AdaptraError, PlanningFailed
+from megatron_adaptra.ir.buffers import Buffers
+from megatron_adaptra.plan.collectives.choice import NATIVE, Choice
+from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.collectives.selector import Chosen
+from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
+from megatron_adaptra.telemetry.arrivals import Pair
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
+
+WARM = 2  # iterations at first that show nothing: connections, caches, buckets
+WINDOW = 5  # iterations whose median is what native and an iteration take
+FEWEST = 3  # of native, before anything is chosen
+LOOK = 8  # iterations between two looks at what shards take: delays count there
+QUIET = 2 * WINDOW  # iterations without another line, where reductions never change
+_SHOWN = 3  # changes that a decision has in words
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is put to the vote, as it was `chosen`, and `why`.
+
+    `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
+    share of an iteration. `planning`: seconds that the choice took. `again`: as in Decision.
+    """
+
+    chosen: Chosen
+    why: str
+    figures: Figures | None = None
+    gain: float = 0.0
+    planning: float = 0.0
+    again: int | None = None
+
+    @property
+    def value(self) -> GroupAllReduce:
+        """What is voted on: with the ranks that must own nothing of it."""
+        choice, figures = self.chosen.choice, self.figures
+        late = () if figures is None or choice.native else figures.rounded().very_late
+        return GroupAllReduce(choice, late)
+
+
+class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
+    """A reduction remedy chooses how one data-parallel group adds up its gradients.
+
+    Args:
+        ranks: global ranks of the group; an attribute, too.
+        min_gain: see `choose_all_reduce`.
+        log: of decisions.
+        stays: where gradients are, in words, where a reduction never changes: then a line says, for
+            each rank that comes late, what another one would save. What ports pass is what torch's
+            backend makes of them: as if all were alike, and it ran a ring. None to change them.
+
+    `offer`: what it would do about what has changed last; None until something has.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        min_gain: float,
+        log: DecisionLog[AllReduceDecision],
+        stays: str | None = None,
+    ) -> None:
+        super().__init__(len(ranks), log)
+        self.ranks, self._min_gain, self._stays = list(ranks), min_gain, stays
+        self.offer: Offer | None = None
+        self._planner = ChoiceProcess()
+        self._attempt = Attempt()
+        self._estimate = AllReduceEstimate(len(ranks))
+        self._ran: dict[int, Choice] = {}
+        self._native: deque[Measured] = deque(maxlen=WINDOW)
+        self._overlaps: deque[float] = deque(maxlen=WINDOW)
+        self._periods: deque[float] = deque(maxlen=WINDOW)
+        self._ours: History[Measured] = History()  # of plans
+        self._not_before = 0  # the iteration from which on something may be chosen
+        self._changed_for = 0  # iterations, at least
+        self._nbytes, self._buffers = 0, Buffers()  # as reported last
+
+    def begins(self, iteration: int, bundle: Bundle) -> None:
+        self._ran[iteration] = bundle[ALL_REDUCE].choice
+        self._ran.pop(iteration - RECENT_ITERATIONS, None)
+
+    def known(self) -> Figures | None:
+        """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
+        if not (self._nbytes and self._periods and self._native):
+            return None
+        return self._figures()
+
+    def close(self) -> None:
+        super().close()
+        self._planner.close()
+
+    def observe(
+        self, iteration: int, row: Mapping[int, ReductionReport]
+    ) -> Proposed[AllReduceDecision] | None:
+        took = after_last_arrival(row)
+        rates = self._rates(row, took)
+        periods = [one.period for one in row.values() if one.period is not None]
+        self._nbytes = nbytes = max(one.nbytes for one in row.values())
+        buffers = [one.buffers for one in row.values()]
+        self._buffers = Buffers(
+            max(1, *(one.count for one in buffers)),
+            last=min(nbytes, max(one.last for one in buffers)),
+            gathers=max(1, *(one.gathers for one in buffers)),
+            hides=median(one.hides for one in buffers),
+        )
+        if iteration < WARM or not periods:
+            self._estimate.ports.update(rates)
+            return None
+        self._periods.append(median(periods))
+        self._overlaps.append(median(one.overlap for one in buffers))
+        seen = {rank: one.seen for rank, one in row.items()}
+        between = {r: one.between for r, one in row.items() if one.between is not None}
+        changed = self._estimate.update(
+            seen, rates, nbytes, between if len(between) == len(row) else None
+        )
+        ran = self._ran.get(iteration)
+        if took is not None and ran is not None:
+            # What a rank takes between two reductions no plan makes longer.
+            measured = Measured(took, median(between.values()) if between else None)
+            if ran.native:
+                self._native.append(measured)
+            elif not changed and not self._estimate.late_ranks.alarms():  # else it is outdated
+                self._ours.add(iteration, measured)
+            self.log.outcome(iteration, took)
+        if (note := self._estimate.late_ranks.note()) is not None:
+            self.vote.note(note)
+        if not self.vote.can_propose(iteration):
+            return None
+        self._changed_for = self._changed_for + 1 if changed else 0
+        attempt = self._attempt
+        if (trial := attempt.trial) is not None:
+            trial.judge(iteration, list(self._native), self._ours.around(trial.since)[1])
+            if trial.failed is not None:
+                return self._undo(iteration, trial.failed)
+        waits = iteration < self._not_before or attempt.backoff.blocks(iteration)
+        reason = changed or attempt.due(iteration) or self._delays_count(iteration)
+        if len(self._native) < FEWEST or waits or not reason:
+            return None
+        return self._choose(iteration)
+
+    def _rates(self, row: Mapping[int, ReductionReport], took: float | None) -> dict[Pair, float]:
+        """Of paths, in bytes per second, where they were measured.
+
+        `took`: seconds from the last arrival to the end; None where that is not known.
+        """
+        if self._stays is None:
+            return {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
+        if not took:
+            return {}
+        count, turns = len(row), 1 if self._sharded else 2
+        # At least as much: what has not ended when the last buffer is ready may be some of it.
+        speed = max(
+            max(one.nbytes / (one.buffers.overlap + took), one.buffers.last / took)
+            for one in row.values()
+        )
+        rate = turns * (count - 1) / count * speed
+        return {(a, b): rate for a in range(count) for b in range(count) if a != b}
+
+    @property
+    def _sharded(self) -> bool:
+        return self.vote.in_force[ALL_REDUCE].choice.sharded
+
+    def _delays_count(self, iteration: int) -> bool:
+        """Whether it is time to look at delays, which change for all paths alike.
+
+        Not while all that native waits for messages, two in each step of a ring, is less than a
+        plan has to save: a search takes cores, and a training may have few.
+        """
+        choice = self.vote.in_force[ALL_REDUCE].choice
+        if self._stays is not None or not choice.sharded or iteration % LOOK:
+            return False
+        steps = (choice.ranks - 1) * (self._buffers.count + self._buffers.gathers)
+        waits = 2 * steps * self._estimate.late_ranks.delay()
+        return not choice.native or waits >= self._min_gain * median(self._periods)
+
+    def _undo(self, iteration: int, outcome: Outcome) -> Proposed[AllReduceDecision]:
+        """Back to native, and no plan for a while: what was predicted is not what comes."""
+        native, ours = outcome
+        why = (
+            f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
+        )
+        choice = self.vote.in_force[ALL_REDUCE].choice.by_native()
+        again = self._attempt.backoff.until
+        return self._proposed(iteration, Change(Chosen(choice, native, native), why, again=again))
+
+    def _figures(self) -> Figures | None:
+        """None until ports are known."""
+        iteration, native = median(self._periods), median(one.seconds for one in self._native)
+        figures = self._estimate.figures(self._nbytes, iteration, native)
+        if figures is None:
+            return None
+        return replace(figures, buffers=replace(self._buffers, overlap=median(self._overlaps)))
+
+    def _choose(self, iteration: int) -> Proposed[AllReduceDecision] | None:
+        """Choose anew: something is no longer as planned for."""
+        if self._stays is not None and not self._estimate.late_ranks.changes():
+            self._estimate.accept()  # ports pass what the backend makes of them
+            return None
+        if self._stays is not None and self._sharded:
+            self._offers(1.0)
+            self._advise(iteration, "no other reduction would help: of shards none can")
+            return None
+        figures = self._figures()
+        if figures is None:  # ports are not known yet
+            return None
+        began, current = time.perf_counter(), self.vote.in_force[ALL_REDUCE]
+        try:
+            chosen = self._planner(figures, current.choice, self._min_gain)
+        except PlanningFailed as error:  # what is in force stays
+            self._not_before = iteration + WINDOW
+            self.vote.failed("the choice of an all-reduce has failed", error)
+            return None
+        seconds = time.perf_counter() - began
+        saves = 0.0 if chosen.choice == current.choice else max(0.0, chosen.gain)
+        self._offers(1 - saves / figures.iteration)
+        attempt = self._attempt
+        if chosen.choice == current.choice:
+            left = 0 if attempt.due(iteration) else WINDOW - self._changed_for
+            if left > 0:  # native was measured before, in part
+                self._not_before = iteration + left
+            else:
+                self._kept(iteration)
+            return None
+        changes = self._estimate.changes()
+        more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        why = "; ".join(changes[:_SHOWN]) + more
+        if not changes and attempt.again is not None:
+            why = attempt.again[1]
+        elif not changes:
+            why = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
+        change = Change(chosen, why, figures, chosen.gain / figures.iteration, seconds)
+        try:
+            ALL_REDUCE.check(change.value, current)
+        except AdaptraError as error:
+            self.vote.note(f"an all-reduce that was chosen is not used: {error}")
+            self._not_before = iteration + WINDOW
+            return None
+        if self._stays is not None:
+            share = f"would save about {100 * change.gain:.0f} % of an iteration"
+            self._advise(iteration, f"{chosen.choice} {share}")
+            return None
+        return self._proposed(iteration, change)
+
+    def _advise(self, iteration: int, about: str) -> None:
+        """Note `about` others what they would do, after the reports of `iteration`."""
+        changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)
+        self.vote.note(f"gradients of {whose} stay {self._stays}: {changes}; {about}")
+        self._estimate.accept()
+        self._not_before = iteration + QUIET
+
+    def _offers(self, share: float) -> None:
+        """An iteration would take this `share` of what it takes."""
+        number = 0 if self.offer is None else self.offer.number + 1
+        self.offer = Offer(number, share if self._stays is None else 1.0)
+
+    def _kept(self, iteration: int) -> None:
+        """Accept that what is in force was chosen again after the reports of `iteration`.
+
+        What was taken back, and gains too little just now, may gain enough later.
+        """
+        if self._stays is not None:
+            self._advise(iteration, "no other reduction would help: none would save enough")
+        if (again := self._attempt.again) is not None:
+            later = iteration + FIRST_BLOCK, again[1]
+            self._attempt.again = None if self._estimate.changes() else later
+        self._estimate.accept()
+
+    def _proposed(self, iteration: int, change: Change) -> Proposed[AllReduceDecision]:
+        """Propose a `change` after the reports of `iteration`."""
+        before = self.vote.in_force[ALL_REDUCE].choice
+        chosen, figures = change.chosen, change.figures
+        late = () if figures is None else figures.lateness
+
+        def decide(swap: int) -> AllReduceDecision:
+            return AllReduceDecision(
+                number=self.log.made, iteration=swap, detected=iteration, ranks=self.ranks,
+                why=change.why, before=str(before), after=str(chosen.choice),
+                choice=chosen.choice.to_json(), late_ms=[1e3 * one for one in late],
+                predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native,
+                gain=change.gain, planning_ms=1e3 * change.planning, again=change.again,
+                figures=None if figures is None else figures.to_json(),
+            )  # fmt: skip
+
+        return Proposed(Bundle({ALL_REDUCE: change.value}), decide)
+
+    def switched(self, decision: AllReduceDecision, before: AllReduceDecision | None) -> None:
+        self._estimate.accept()
+        why = None if before is None else before.why
+        tried = decision.after != NATIVE
+        self._attempt.switched(decision.iteration, tried, decision.again, why)
+
+
+def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
+    """Seconds from the last arrival to the end; None where some rank does not know its own.
+
+    A rank arrives with its last gradients, where they become ready while others are reduced. It is
+    the last rank for which a reduction is shortest: no clocks are compared.
+    """
+    seconds = [one.exposed for one in row.values()]
+    known = [one for one in seconds if one is not None]
+    return min(known) if len(known) == len(seconds) else None

@@ -1,0 +1,1 @@
+"""The remedy of several replicas: who runs a microbatch at a stage."""

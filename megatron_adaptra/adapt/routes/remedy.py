@@ -1,0 +1,99 @@
+"""The remedy of replicas that have one plan: who runs a microbatch at a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Proposed, Vote
+from megatron_adaptra.adapt.planners import RouteProcess
+from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
+from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
+from megatron_adaptra.telemetry.report import StageReport
+
+
+class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
+    """A route remedy plans the schedule of all replicas, with routes between them.
+
+    Reports are of workers: so is their `stage`, and so are sources of messages.
+
+    Args:
+        start, log: see PlanRemedy; the start holds all replicas.
+        estimator: of all workers.
+        rule: by which plans are made and compared.
+        workers: of all replicas, by number.
+        mode: see ReplicaReplanner.
+    """
+
+    replanner: ReplicaReplanner
+
+    def __init__(
+        self,
+        start: Schedule,
+        estimator: ReplicaEstimator,
+        rule: ReplanPolicy,
+        log: DecisionLog[PlanDecision],
+        workers: Sequence[Worker],
+        mode: str = "auto",
+    ) -> None:
+        self._search = RouteProcess()
+        replanner = ReplicaReplanner(start, estimator, rule, mode, search=self._search)
+        super().__init__(start, replanner, log, workers)
+        self.estimator, self.rule = estimator, rule
+
+    def close(self) -> None:
+        super().close()
+        self._search.close()
+
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
+        self.log.record.run(
+            vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
+            replicas=self._start.replicas, estimators=self.estimator.settings(),
+            delays=self.estimator.delays(), rule=asdict(self.rule), mode=self.replanner.mode,
+        )  # fmt: skip
+
+    def state(self) -> dict[str, float]:
+        """Return the seconds of the links within replicas, by workers."""
+        stages, found = self._start.stages, {}
+        for replica, estimator in enumerate(self.estimator.estimators):
+            for link, seconds in estimator.state().items():
+                a, b = (replica * stages + int(stage) for stage in link.split(">"))
+                found[f"{a}>{b}"] = seconds
+        return found
+
+    def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
+        rows = of_stages(reports, self._start.stages)
+        each = [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]
+        if each:
+            self.log.outcome(iteration - 1, max(each))  # of the slowest replica
+
+    def _estimate(
+        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
+    ) -> Changed:
+        rows = of_stages(reports, self._start.stages)
+        changed = self.replanner.observe(iteration, rows, ran)
+        for estimator in self.estimator.estimators:
+            if estimator.unmet:
+                self.vote.note(estimator.unmet)
+        return changed
+
+    def _prepare(self) -> Proposed[PlanDecision] | None:
+        """Have links opened whose probes show what the paths of a plan take."""
+        paths = self.replanner.to_probe
+        there = self.vote.in_force[LINKS].pairs if paths else frozenset()
+        missing = {(min(path), max(path)) for path in paths} - there
+        return Proposed(Bundle({LINKS: Links(there | missing)})) if missing else None
+
+
+def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
+    """Return the `reports` of workers, by number, as those of the `stages` of their replica."""
+    return {w: replace(report, stage=w % stages) for w, report in reports.items()}

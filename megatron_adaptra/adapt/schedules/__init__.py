@@ -1,0 +1,1 @@
+"""Changes of a schedule, for the remedies pipeline and routes alike."""

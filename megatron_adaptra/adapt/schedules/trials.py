@@ -1,0 +1,117 @@
+"""What came of a change of plan, and which kind of plan is not tried for now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Generic
+
+from megatron_adaptra.adapt.schedules.change import Change, K, P
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.trial import Backoff, History, Measured, Outcome, Trial
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.telemetry.report import StageReport
+
+
+class Trials(Generic[P, K]):
+    """Which change has made iterations slower, and which kind of plan is not tried for now.
+
+    The control of a plan is what the forward of a microbatch takes: stages on which it takes longer
+    explain slower iterations.
+
+    Args:
+        start: the schedule to come back to; changes to it and from it are kinds of their own.
+        rule: which says what is slower.
+
+    `since`: the first iteration of the plan in force. `slower`: the change that is to be undone,
+    and what was measured.
+    """
+
+    def __init__(self, start: Schedule, rule: ReplanPolicy) -> None:
+        self.start, self.since = start, 0
+        self.slower: tuple[Change[P, K], Outcome] | None = None
+        self._rule = rule
+        self._history: History[Measured] = History()
+        self._last: tuple[int, float] | None = None  # observed: its number, and its control
+        # In force, not yet compared with what was before.
+        self._trial: tuple[Change[P, K], Trial] | None = None
+        self._to_start, self._from_start = Backoff(), Backoff()
+
+    def observe(
+        self, iteration: int, reports: Collection[StageReport], seconds: float | None, changed: bool
+    ) -> None:
+        """Compare the iterations on a new plan with those before, once there are enough.
+
+        Args:
+            iteration: its number.
+            reports: of all workers.
+            seconds: of the iteration before; None if not known.
+            changed: something is other than before, so that a comparison shows nothing of the plan.
+        """
+        last, self._last = self._last, (iteration, _forward_seconds(reports))
+        if seconds is not None and last is not None and last[0] == iteration - 1:
+            self._history.add(iteration - 1, Measured(seconds, last[1]))
+        if self._trial is None or iteration < self.since:
+            return
+        change, trial = self._trial
+        if changed:
+            self._trial = None
+            return
+        trial.judge(iteration, *self._history.around(self.since))
+        if trial.failed is not None:
+            self.slower = change, trial.failed
+        if trial.over:
+            self._trial = None
+
+    def _is_slower(self, change: Change[P, K], outcome: Outcome) -> bool:
+        expected = outcome.before + change.plan.predicted - change.current.predicted
+        return self._rule.slower(outcome, expected)
+
+    def swapped(self, change: Change[P, K], iteration: int) -> None:
+        """`change` is in force from `iteration` on."""
+        self.since = iteration
+        self._trial = self.slower = None
+        if change.trial:
+            backoff = self._backoff(change.plan.schedule)
+            self._trial = change, Trial(iteration, backoff, partial(self._is_slower, change))
+
+    def blocks(self, schedule: Schedule, iteration: int) -> bool:
+        """Whether a `schedule` is of a kind that has turned out slower before this `iteration`."""
+        return self._backoff(schedule).blocks(iteration)
+
+    def until(self, schedule: Schedule) -> int:
+        """The iteration from which on a `schedule` of its kind may be tried."""
+        return self._backoff(schedule).until
+
+    def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
+        """Whether no other kind of plan may follow a `schedule` in this `iteration`."""
+        at_start = schedule.same_as(self.start)
+        return (self._from_start if at_start else self._to_start).blocks(iteration)
+
+    def blocks_any(self, iteration: int) -> bool:
+        """Whether some kind of plan is not to be tried in this `iteration`."""
+        return self._to_start.blocks(iteration) or self._from_start.blocks(iteration)
+
+    def postpones(self, in_force: Schedule, iteration: int, every: int) -> bool:
+        """Whether what has changed is to wait while a kind of plan is blocked in this `iteration`.
+
+        New changes wait, too: what has failed is the model's prediction, and the next plan would be
+        made by the same model. What flaps would bring in, each time, a plan that loses. With a plan
+        `in_force` that is not the start, one of `every` iterations does not wait.
+        """
+        if not self.blocks_any(iteration):
+            return False
+        only = in_force.same_as(self.start) and self._from_start.blocks(iteration)
+        return only or iteration % every != 0
+
+    def _backoff(self, schedule: Schedule) -> Backoff:
+        return self._to_start if schedule.same_as(self.start) else self._from_start
+
+
+def _forward_seconds(reports: Collection[StageReport]) -> float:
+    """Seconds of a microbatch's forward on the slowest stage, by the wall clock.
+
+    On crowded cores that grows with what else runs there, which is no fault of a plan. A plan may
+    itself make backwards longer: it runs them in halves, or forwards again.
+    """
+    return max(report.wall.get("F", 0.0) for report in reports)

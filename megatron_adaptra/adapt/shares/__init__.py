@@ -1,0 +1,1 @@
+"""The remedy of slow replicas: how many microbatches each of them runs."""

@@ -1,0 +1,279 @@
+"""From what replicas have taken in each iteration to the counts of microbatches they vote on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.adapt.counts_vote import SYNC
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import Proposed, Remedy, Vote
+from megatron_adaptra.adapt.offer import Offered, Offers
+from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.ladder import PATIENCE, cheaper_remedies, known_remedies
+from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
+from megatron_adaptra.plan.shares import SharePlan, share_by_speed, shares_in_words
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
+from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
+
+WARM = 2  # iterations at first that show nothing: caches, connections, compilation
+WINDOW = 5  # iterations whose median is what an iteration takes
+AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
+
+
+class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
+    """A share remedy chooses how many microbatches each replica of a job runs.
+
+    It runs at the job's first rank, which reports the rows of all replicas.
+
+    Counts are chosen anew only when other replicas are slow than before: one change at most for
+    each change of that set. What would have gained too little is looked at again while the same
+    ones are slow: other programs may have made iterations long for a while. So is what has been
+    taken back, as iterations took longer with it than before.
+
+    Args:
+        replicas: how many there are.
+        min_gain: share of an iteration that counts have to save over equal ones.
+        log: of decisions.
+        stages: of each replica's pipeline.
+        offers: of cheaper remedies that are allowed, and taken where they are enough (`auto`); None
+            to share out microbatches whenever that gains enough (`share`).
+    """
+
+    def __init__(
+        self,
+        replicas: int,
+        min_gain: float,
+        log: DecisionLog[SyncDecision],
+        stages: int = 1,
+        offers: Offers | None = None,
+    ) -> None:
+        super().__init__(1, log)
+        self._replicas, self._min_gain, self._stages = replicas, min_gain, stages
+        self._offered = None if offers is None else Offered(offers)
+        self._attempt = Attempt()
+        self._since: int | None = None  # the iteration whose reports have shown other slow ones
+        self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
+        self._runs: SyncPlan | None = None  # set by the training thread
+        self._microbatches = 0  # of a replica in stock
+        self._speeds: ReplicaSpeeds  # from the first row on
+        self._warm = WARM
+        self._rows: History[ReplicaRow] = History()  # of iterations whose seconds are known
+        self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
+        self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
+
+    def runs(self, plan: SyncPlan) -> None:
+        """All ranks run `plan` in the iteration that begins. On the training thread."""
+        self._runs = plan
+
+    # On the thread.
+
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
+        self.log.record.run(vote.first, replicas=self._replicas, stages=self._stages)
+
+    def _begin_anew(self, microbatches: int) -> None:
+        """So many microbatches from now on: what was known was of others."""
+        self.log.settle()
+        self._speeds = ReplicaSpeeds(self._replicas, self._stages - 1)
+        self._microbatches, self._warm, self._since = microbatches, WARM, None
+        self._attempt.forget()
+        self._rests.clear()
+        self._usual.clear()
+
+    def observe(
+        self, iteration: int, reports: Mapping[int, ReplicaRow]
+    ) -> Proposed[SyncDecision] | None:
+        row = reports[0]
+        microbatches = sum(row.microbatches) // len(row.microbatches)
+        if microbatches != self._microbatches:
+            self._begin_anew(microbatches)
+        if row.took is not None:
+            self.log.record.replicas(iteration, row.microbatches, row.seconds, row.took)
+            self.log.outcome(iteration, row.took)
+        if self._warm:
+            self._warm -= 1
+            return None
+        if microbatches == 1:
+            self.vote.note(
+                "each replica runs one microbatch: shares of microbatches cannot help a slow one"
+            )
+            return None
+        samples = enumerate(zip(row.seconds, row.microbatches, strict=True))
+        changed = self._speeds.update(dict(samples))
+        self._take_rest(row)
+        if not changed:
+            self._since = None
+            if self._offered is not None:
+                self._offered.remember()
+        elif self._since is None:
+            self._since = iteration
+        current = self._runs
+        if (
+            not self.vote.can_propose(iteration)
+            or current is None
+            or current.microbatches != microbatches
+            or current.counts != row.microbatches
+        ):
+            return None  # what is in force has not been measured yet
+        if (note := self._speeds.note()) is not None:
+            self.vote.note(note)
+        attempt = self._attempt
+        failed = None
+        if attempt.trial is not None:
+            failed = self._judged(iteration, attempt.trial, changed)
+        if failed is not None:
+            return self._undo(iteration, current, failed)
+        return self._choose(row, current) if changed or attempt.due(iteration) else None
+
+    def _take_rest(self, row: ReplicaRow) -> None:
+        """What the iteration has taken, and how much of that beyond its slowest replica."""
+        if row.took is None:
+            return
+        self._rests.append(max(0.0, row.took - max(row.seconds)))
+        alarms = self._speeds.alarms()
+        if self._since is None and not (self._speeds.slow() or alarms):
+            self._usual.append(self._rests[-1])
+        trial = self._attempt.trial
+        if trial is None or row.iteration < trial.since or not alarms:
+            self._rows.add(row.iteration, row)
+
+    def _judged(self, iteration: int, trial: Trial, changed: bool) -> Outcome | None:
+        """What was measured of counts on `trial` that have failed; None else.
+
+        `changed`: other replicas are slow, so that a comparison shows nothing of the counts.
+        """
+        if changed and trial.failed is None:
+            self._attempt.trial = None
+            return None
+        before, after = self._rows.around(trial.since)
+        trial.judge(iteration, self._measured(before), self._measured(after))
+        return trial.failed
+
+    def _measured(self, rows: Sequence[ReplicaRow]) -> list[Measured]:
+        """Iterations with the seconds of a microbatch of replicas whose work has not grown.
+
+        Not of those that run more of other replicas' microbatches than before the last decision,
+        nor, if there are others, of those that are slow.
+        """
+        decision = self.log.last
+        assert decision is not None
+        pairs = enumerate(zip(decision.before, decision.after, strict=True))
+        same = [r for r, (old, new) in pairs if new <= max(old, decision.microbatches)]
+        control = [r for r in same if r not in decision.slow] or same
+        found = []
+        for row in rows:
+            assert row.took is not None  # others are not kept
+            each = [self._speeds.microbatch(row.seconds[r], row.microbatches[r]) for r in control]
+            found.append(Measured(row.took, median(each)))
+        return found
+
+    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[SyncDecision]:
+        """Back to what was faster, and nothing else for a while: predictions do not hold."""
+        decision, (before, ours) = self.log.last, outcome
+        assert decision is not None
+        why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
+        after = SyncPlan(current.microbatches, tuple(decision.before))
+        return self._proposed(
+            iteration, current, after, why,
+            predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
+            gain=(ours - before) / ours, planning_ms=0.0,
+            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._attempt.backoff.until,
+        )  # fmt: skip
+
+    def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[SyncDecision] | None:
+        """Choose counts anew: other replicas are slow."""
+        iteration, slow = row.iteration, self._speeds.slow()
+        attempt = self._attempt
+        blocked = slow and attempt.backoff.blocks(iteration)
+        if blocked or not self._speeds.known or not self._rests:
+            return None  # it stays changed until it is accepted
+        began, step, speeds = time.perf_counter(), median(self._rests), self._speeds.speeds()
+        share = share_by_speed(speeds, current.microbatches, step)
+        taken, remedies = share.predicted, None
+        gain = (share.full - taken) / share.full
+        words = f"{shares_in_words(share.sync)} would save {gain:.0%} of an iteration, "
+        words += f"less than --adaptra-min-gain {self._min_gain:.0%}"
+        worth = bool(slow) and gain >= self._min_gain
+        if slow and current.full and self._offered is not None:
+            ladder = self._climb(iteration, share, self._offered)
+            if ladder is None:
+                return None  # a cheaper remedy is to act: it stays changed until none is slow
+            worth, words = ladder.chosen == SHARES, ladder_in_words(ladder, self._min_gain)
+            taken, remedies = ladder.predicted, ladder.cheaper
+        plan = share.sync
+        if not worth:
+            plan, taken = SyncPlan.full_of(current.replicas, current.microbatches), share.full
+        seconds = time.perf_counter() - began
+        hosts = [
+            f"replica {replica}: {use.in_words()}"
+            for replica, use in enumerate(row.uses)
+            if use is not None and replica in slow
+        ]
+        changes = self._speeds.changes()
+        if not changes and attempt.again is not None:
+            changes = [attempt.again[1]]
+        elif slow and not worth and plan == current:
+            self.vote.note(f"{'; '.join([*changes, *hosts])}: {words}; counts stay")
+        why = "; ".join([*changes, *hosts])
+        if plan == current:
+            self._speeds.accept()
+            waits = slow and current.full
+            attempt.again = (iteration + AGAIN, "; ".join(changes)) if waits else None
+            return None
+        if remedies is None:
+            remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
+        return self._proposed(
+            iteration, current, plan, why,
+            predicted_ms=1e3 * taken, full_ms=1e3 * share.full, lower_bound_ms=1e3 * share.bound,
+            gain=(share.full - taken) / share.full, planning_ms=1e3 * seconds,
+            microbatch_ms=[1e3 * one.per_microbatch for one in speeds],
+            outside_ms=[1e3 * one.outside for one in speeds],
+            cheaper=[one.to_json() for one in remedies],
+        )  # fmt: skip
+
+    def _climb(self, iteration: int, share: SharePlan, offered: Offered) -> Ladder | None:
+        """The ladder after the reports of `iteration`; None while a cheaper remedy is to act.
+
+        `share`: the best counts. `offered`: by the planners of cheaper remedies.
+        """
+        measured = self._since is None or iteration - self._since >= PATIENCE
+        # What a collective hides while a replica is late it does not hide when all are in time.
+        step = max([share.step, *([median(self._usual)] if self._usual else [])])
+        with_shares = max(share.seconds) + step
+        known = known_remedies(share, with_shares, offered, measured)
+        ladder = climb(share.full, [one.remedy for one in known], self._min_gain)
+        if ladder.chosen in (FULL, SHARES):
+            return ladder
+        certain = any(one.certain for one in known if one.remedy.name == ladder.chosen)
+        if certain and self._left_to != self._since:
+            self._left_to = self._since
+            why = "; ".join(self._speeds.changes())
+            self.vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
+        return None
+
+    def _proposed(
+        self, iteration: int, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
+    ) -> Proposed[SyncDecision]:
+        """Propose a `plan` in place of the `current` one, after the reports of `iteration`."""
+
+        def decide(swap: int) -> SyncDecision:
+            return SyncDecision(
+                number=self.log.made, iteration=swap, detected=iteration, why=why,
+                microbatches=plan.microbatches, before=list(current.counts),
+                after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
+            )  # fmt: skip
+
+        return Proposed(Bundle({SYNC: plan}), decide)
+
+    def switched(self, decision: SyncDecision, before: SyncDecision | None) -> None:
+        self._speeds.accept()
+        shared = set(decision.after) != {decision.microbatches}
+        tried, why = decision.again is None and shared, None if before is None else before.why
+        self._attempt.switched(decision.iteration, tried, decision.again, why)

@@ -1,0 +1,1 @@
+"""Votes of all ranks on what they run: messages, bundles, ballots."""

@@ -1,0 +1,313 @@
+"""The replan loop: stages report, the leader estimates and plans, all swap together.
+
+One rank, a stage 0, leads (see leader.py). The members are the other stages of its pipeline, which
+report, and ranks that have to run the same order because they meet these in collectives (tensor
+parallel ones), which do not.
+
+Messages are received by one thread per channel; another one sends what the training thread hands
+it, and a heartbeat, so that no connection is ever idle; a connection that is lost is opened again.
+The training thread only looks, at an iteration boundary, which plan is in force. Nothing that fails
+here ends the training: it costs new plans, and is logged once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_adaptra import waits
+from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, unpack
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.channel import ANY_RUN, Channel
+from megatron_adaptra.agree.messages import Report, checked, message_of
+from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
+from megatron_adaptra.exits import wait_at_exit
+from megatron_adaptra.log import GOES_ON, log_line
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
+
+MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
+
+
+class Controller(ABC):
+    """One rank's part in the loop: a Leader or a Member.
+
+    Args:
+        ballot: holds the schedule to start with (`starting_ballot`).
+        channels: to the ranks this one exchanges messages with, by their index in the plan group:
+            all members on the leader, the leader on a member. They outlive the controller.
+        store: where the leader writes decisions for members whose connection is lost.
+        first: the first iteration of this run; messages of other runs are ignored.
+        prepare: is called with a proposal before this rank agrees to it, on a control thread; an
+            AdaptraError of its is a refusal.
+
+    `status` is what charts of the training show, as the leader last sent it; empty on all ranks but
+    the leader and its watcher. `refused`: how many messages could not be used.
+    """
+
+    def __init__(
+        self,
+        ballot: Ballot,
+        channels: Mapping[int, Channel],
+        store: DecisionStore,
+        first: int,
+        prepare: Callable[[Proposal], None] | None = None,
+    ) -> None:
+        self.ballot, self.first = ballot, first
+        self._prepare = prepare
+        self.status: dict[str, Any] = {}
+        self.refused = 0
+        self._channels, self._store = dict(channels), store
+        self._last: IterationRecord | None = None
+        self._logged: set[str] = set()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._leaving = threading.Event()  # nobody opens a connection again
+        self._ending = threading.Event()  # nobody waits for messages any more
+        self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]
+        self._threads += [
+            threading.Thread(
+                target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True
+            )
+            for p, c in self._channels.items()
+        ]
+
+    @abstractmethod
+    def begin(self, iteration: int) -> Bundle:
+        """Called by the training thread at the boundary before `iteration`: what is in force.
+
+        The leader never waits. A member waits for the leader's decision if the plan that it has
+        acknowledged would come into force now; Disagreement if none comes.
+        """
+
+    def report(self, record: IterationRecord) -> None:
+        """Called by the training thread when the pipeline part of an iteration is over.
+
+        Never waits and never raises: a report that cannot be made or sent is dropped.
+        """
+        try:
+            before, self._last = self._last, record
+            self._report(record.report(before))
+        except Exception as error:
+            self._say("an iteration cannot be reported", error)
+
+    def hand_in(self, report: Report) -> None:
+        """The same of a `report` that is made already: of a reduction, or of a whole replica."""
+        try:
+            self._report(report)
+        except Exception as error:
+            self._say("an iteration cannot be reported", error)
+
+    def close(self) -> None:
+        """End the control threads.
+
+        Waits `waits.CLOSE` seconds at most for the thread that sends, and the same for all those
+        that receive: they end with the last message of the other side.
+        """
+        worker, *listeners = self._threads
+        self._leaving.set()
+        self._jobs.put(None)
+        worker.join(waits.CLOSE)
+        self._take_leave()
+        end = time.monotonic() + waits.CLOSE
+        for thread in listeners:
+            thread.join(max(0.0, end - time.monotonic()))
+        self._ending.set()
+        for thread in listeners:
+            thread.join(2 * waits.POLL)
+
+    @abstractmethod
+    def _report(self, report: Report) -> None:
+        """Pass this rank's own report on. On the training thread."""
+
+    @abstractmethod
+    def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """On a control thread; False after the last message."""
+
+    def _take_leave(self) -> None:  # noqa: B027  # a member has nothing to do
+        """Ask the other side to end, too, if that is this rank's part."""
+
+    def _start_threads(self) -> None:
+        """The end of a subclass's `__init__`: messages may come from now on.
+
+        Where not all threads can be started, nobody closes this: those that run end.
+        """
+        try:
+            for thread in self._threads:
+                wait_at_exit(thread)
+                thread.start()
+        except BaseException:
+            self._leaving.set()
+            self._ending.set()
+            self._jobs.put(None)
+            raise
+
+    def _send(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Send a message of this run, if the channel takes it now."""
+        return channel.send({**message, "run": self.first})
+
+    def _say(self, what: str, error: object = None) -> None:
+        """Log once that something has failed, and how it did the first time.
+
+        Nothing after the end: a thread that is late may find gone what it needs.
+        """
+        if self._ending.is_set():
+            return
+        how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
+        self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
+
+    def _say_once(self, what: str, more: str = "") -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            log_line(what + more)
+
+    # On the threads of the channels.
+
+    def _listen(self, channel: Channel) -> None:
+        try:
+            while not self._ending.is_set():
+                try:
+                    message = channel.receive(waits.POLL)
+                    if message is not None and not self._take(channel, checked(message)):
+                        return
+                except BadMessage as error:
+                    self._refuse(channel, error)
+                except PeerLost as error:
+                    self._lose(channel, error)
+                    if not channel.reopen(self._leaving):
+                        return
+                    self._say_once(f"messages of member {channel.peer} arrive again")
+        except Exception as error:
+            self._lose(channel, error)
+
+    def _take(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Do what a message is for; False after the last one."""
+        if message["kind"] == "lost":
+            raise PeerLost("what was sent there does not arrive")
+        if message["kind"] == "alive" or message["run"] != self.first:
+            return True  # it says that the connection is there, or is of a run that is over
+        try:
+            return self._on_message(channel, message)
+        except Exception as error:  # of a kind and of types that are right, yet not to be used
+            self._refuse(channel, error)
+            return True
+
+    def _refuse(self, channel: Channel, error: Exception) -> None:
+        self.refused += 1
+        self._say(
+            f"a message of member {channel.peer} is ignored, as all that make no sense", error
+        )
+
+    def _lose(self, channel: Channel, error: Exception) -> None:
+        channel.lost = channel.lost or str(error)
+        when = "while" if channel.renews else "any more:"
+        self._say(f"no plan is changed {when} no message of member {channel.peer} arrives", error)
+
+    # On the thread that sends.
+
+    def _work(self) -> None:
+        beat = time.monotonic() + waits.HEARTBEAT
+        while True:
+            try:
+                if (left := beat - time.monotonic()) > 0:
+                    if (job := self._jobs.get(timeout=left)) is None:
+                        return
+                    job()
+                    continue
+                beat = time.monotonic() + waits.HEARTBEAT
+                self._beat()
+            except queue.Empty:
+                pass
+            except Exception as error:
+                self._say("a control message cannot be sent", error)
+
+    def _beat(self) -> None:
+        """No connection is idle, and one that is silent is noticed."""
+        for channel in self._channels.values():
+            channel.send({"kind": "alive", "run": ANY_RUN})
+            silent = time.monotonic() - channel.last_frame
+            if silent > waits.QUIET and not channel.lost:
+                if channel.renews:  # a connection whose packets a firewall drops looks like this
+                    channel.lost = f"silent for {silent:.3g} s"
+                else:
+                    self._say(f"no plan is changed while member {channel.peer} is silent")
+
+
+class Member(Controller):
+    """Runs the leader's plans.
+
+    Args:
+        ballot, store, first, prepare: see Controller.
+        channels: to the leader alone, by its index in the plan group: 0.
+        timeout: seconds that `begin` waits for the leader's decision on a plan that this rank has
+            acknowledged; then Disagreement names the plan.
+        reports: whether this rank is of the leader's own pipeline, and sends it what it measures.
+    """
+
+    def __init__(
+        self,
+        ballot: Ballot,
+        channels: Mapping[int, Channel],
+        store: DecisionStore,
+        timeout: float,
+        *,
+        first: int = 0,
+        reports: bool = True,
+        prepare: Callable[[Proposal], None] | None = None,
+    ) -> None:
+        super().__init__(ballot, channels, store, first, prepare)
+        self._timeout, self._reports = timeout, reports
+        self._start_threads()
+
+    def begin(self, iteration: int) -> Bundle:
+        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
+        return self.ballot.in_force
+
+    def _report(self, report: Report) -> None:
+        if self._reports and self._jobs.qsize() < MOST_JOBS:
+            self._jobs.put(lambda: self._send_report(report))
+
+    def _send_report(self, report: Report) -> None:
+        self._send(self._channels[0], message_of(report))
+
+    def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
+        if message["kind"] == "propose":
+            digest = self._accepted(message)
+            self._send(channel, {"kind": "ack", "number": message["number"], "digest": digest})
+        elif message["kind"] == "decision":
+            self.ballot.decide(message["number"], message["commit"])
+        elif message["kind"] == "status":
+            self.status = message["status"]
+        elif message["kind"] == "bye":
+            self._send(channel, {"kind": "bye"})
+            channel.flush()
+            return False
+        return True
+
+    def _accepted(self, message: dict[str, Any]) -> str:
+        """The digest of a proposal that can come into force here; empty where it cannot.
+
+        It can if its decision will be known here in any case.
+        """
+        try:
+            proposal = unpack(message, self.ballot.in_force)
+            if self._prepare is not None:
+                self._prepare(proposal)
+        except AdaptraError as error:
+            self._say("a proposal is refused", error)
+            return ""
+        accepted = self._store.reaches(proposal) and self.ballot.offer(proposal)
+        return proposal.bundle.digest if accepted else ""
+
+    def _look_up_later(self, proposal: Proposal) -> None:
+        self._jobs.put(lambda: self._look_up(proposal))
+
+    def _look_up(self, proposal: Proposal) -> None:
+        """Training waits for a decision: look into the store, too, until it is there."""
+        end, pause = time.monotonic() + self._timeout, waits.LOOK_UP
+        while not self.ballot.await_decision(proposal, pause) and time.monotonic() < end:
+            if (commit := self._store.decision(proposal)) is not None:
+                self.ballot.decide(proposal.number, commit)
+            pause = min(2 * pause, waits.POLL)

@@ -1,0 +1,73 @@
+"""What a data-parallel group votes on: the all-reduce of its gradients."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from megatron_adaptra.agree.bundle import Value, ValueKind
+from megatron_adaptra.errors import BadBundle, BadInput, reading
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.plan.collectives.choice import Choice
+
+_WHAT = ("whole buffers", "shards")
+_KEYS = {"choice", "late"}
+
+
+@dataclass(frozen=True)
+class GroupAllReduce(Value):
+    """`choice`: what runs. `late`: ranks that come so late that they must own nothing of it."""
+
+    choice: Choice
+    late: tuple[int, ...] = ()
+
+    def to_json(self) -> Any:
+        return {"choice": self.choice.to_json(), "late": list(self.late)}
+
+    @classmethod
+    def from_json(cls, data: object) -> GroupAllReduce:
+        """What `to_json` has made of a value: `data`, read from JSON. Raises BadInput."""
+        with reading("all-reduce", data):
+            given = dict(data)  # type: ignore[call-overload]
+            if given.keys() != _KEYS:
+                raise BadInput("all-reduce", data, f"an object of {', '.join(sorted(_KEYS))}")
+            late = tuple(given["late"])
+            if not all(type(rank) is int for rank in late):
+                raise BadInput("late ranks", given["late"], "numbers of ranks")
+            return cls(Choice.from_json(given["choice"]), late)
+
+    @cached_property
+    def plan(self) -> CollectivePlan | None:
+        """What all ranks run, proven to be an all-reduce; None for the framework's own."""
+        return self.choice.plan()
+
+    @cached_property
+    def gathering(self) -> CollectivePlan | None:
+        """The all-gather after a reduce-scatter; None for the framework's own."""
+        return self.choice.gathering()
+
+    @cached_property
+    def mark(self) -> int:
+        """32 bits that differ, but for one pair in four thousand millions, where values do."""
+        return zlib.crc32(repr(self.to_json()).encode())
+
+
+def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
+    """Of as many ranks, with a plan that is one, and no late owner. BadBundle, or of the plan."""
+    choice, ranks = value.choice, now.choice.ranks
+    if choice.sharded != now.choice.sharded:
+        raise BadBundle(f"it is for {_WHAT[choice.sharded]}; here are {_WHAT[not choice.sharded]}")
+    if choice.ranks != ranks:
+        raise BadBundle(f"it is for {choice.ranks} ranks; here are {ranks}")
+    for rank in value.late:
+        if rank not in range(ranks):
+            raise BadBundle(f"rank {rank} is late in it; ranks are 0 to {ranks - 1}")
+        if choice.shares and choice.shares[rank]:
+            share = choice.shares[rank] / sum(choice.shares)
+            raise BadBundle(f"rank {rank} comes late, and would own {share:.0%} of the gradients")
+    value.plan, value.gathering  # noqa: B018  # which proves them
+
+
+ALL_REDUCE = ValueKind("all-reduce", GroupAllReduce.from_json, _check_all_reduce)

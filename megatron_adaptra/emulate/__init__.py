@@ -1,0 +1,1 @@
+"""Slow links and slow workers for tests and demos; never in production."""

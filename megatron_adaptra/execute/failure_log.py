@@ -1,0 +1,110 @@
+"""Where ranks write down who was lost, so that all of them name the culprit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from megatron_adaptra import waits
+from megatron_adaptra.agree.store import KeyValueStore
+
+
+class FailureLog:
+    """A log of one process alone; SharedFailureLog is that of a job. The first entry stays."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def write(self, text: str) -> None:
+        """Write `text`, one sentence, unless there is an entry already."""
+        self._text = self._text or text
+
+    def read(self) -> str:
+        """The entry, or an empty string."""
+        return self._text
+
+    def missing(self) -> dict[str, list[int]]:
+        """Global ranks that are known to do nothing any more, by what happened to them."""
+        return {}
+
+    def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
+        """What the last rank in a row of waits says: `rank` waits for `peer`, that for a third, ...
+
+        `text`: what `rank` says. The others have `seconds` to say theirs, since ranks that wait
+        for the same culprit did not begin at the same moment.
+        """
+        return text
+
+    def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
+        """The ranks have connected to each other, for the `serial`-th time.
+
+        `visible_pids`: process ids, by global rank, of the processes that this one can see: a death
+        among them is reported.
+        """
+
+    def close(self) -> None:
+        """What is written and read is this rank's own from now on."""
+
+
+class SharedFailureLog(FailureLog):
+    """In torch's key-value store, which outlives a dead rank. Reading and writing never raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store = KeyValueStore("adaptra/failure_log/")
+        self._visible_pids: Mapping[int, int] = {}
+        self._serial = 0
+
+    def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
+        """Forget what was written before this `serial`; `visible_pids`: see FailureLog."""
+        self._serial, self._visible_pids = serial, visible_pids
+
+    def close(self) -> None:
+        """End the connection; what is written and read is this rank's own from now on."""
+        self._store.close()
+
+    def write(self, text: str) -> None:
+        """Write `text`, and wait for the store for two seconds at most."""
+        super().write(text)
+        self._store.put_first(f"{self._serial}/first", text)
+
+    def read(self) -> str:
+        """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
+        return self._store.get(f"{self._serial}/first") or super().read()
+
+    def missing(self) -> dict[str, list[int]]:
+        """Ranks of this machine whose process "died" (or is ending), or is "stopped"."""
+        found: dict[str, list[int]] = {}
+        for rank, pid in self._visible_pids.items():
+            if state := _state(pid):
+                found.setdefault(state, []).append(rank)
+        return found
+
+    def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
+        self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
+        end, passed = time.monotonic() + seconds, {rank}
+        while time.monotonic() < end and peer not in passed and not self.read():
+            found = self._store.get(f"{self._serial}/waits/{peer}")
+            if found is None:
+                time.sleep(waits.LOOK_UP)  # torch's own wait for a key complains on stderr
+                continue
+            passed.add(peer)
+            peer, text = json.loads(found)
+        return text
+
+
+_PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets
+
+
+def _state(pid: int) -> str:
+    """Why a process does nothing; empty for one that may run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, flags = fields[0], int(fields[6])
+    except (OSError, IndexError):
+        return "died"
+    if state in ("Z", "X") or flags & _PF_EXITING:
+        return "died"
+    return "stopped" if state in ("T", "t") else ""

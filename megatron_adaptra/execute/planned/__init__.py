@@ -1,0 +1,1 @@
+"""Reductions of gradients by plan, and their measurement."""

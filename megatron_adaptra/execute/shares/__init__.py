@@ -1,0 +1,1 @@
+"""Shares of microbatches: their measurement at one rank."""

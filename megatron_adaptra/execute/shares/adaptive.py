@@ -1,0 +1,163 @@
+"""One rank's side of counts of microbatches that are found and chosen while training."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from megatron_adaptra import waits
+from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop
+from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.telemetry.core_wait import CoreWait
+from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
+
+
+class AdaptiveSync:
+    """Measures each iteration's replicas, and knows what all of them run in it.
+
+    What an iteration runs is asked for with `begin`, as soon as the one before has run its last
+    microbatch; it `starts` when all ranks have come to it. `gives` is what goes round with the vote
+    of all ranks that a ShareVote takes in between. `ended` gets, on all ranks and in a later
+    iteration, what replicas have taken until they waited for each other. What fails in measuring
+    and choosing ends that alone: what is in force stays, on all ranks.
+
+    Args:
+        me: this rank's number; rank 0 chooses.
+        replicas: how many there are.
+        microbatches: of a replica in stock.
+        first: the first iteration.
+        stages: of each replica's pipeline.
+        min_gain: share of an iteration that counts have to save.
+        log: file of decisions; None for none.
+        record: file of what was measured and decided; None for none.
+        offers: see ShareRemedy; those of the first rank.
+
+    `loop`: what chooses, at rank 0; None at others.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        replicas: int,
+        microbatches: int,
+        first: int = 0,
+        stages: int = 1,
+        min_gain: float = 0.15,
+        log: Path | None = None,
+        record: Path | None = None,
+        offers: Offers | None = None,
+    ) -> None:
+        self._guard = Guard(f"shares of microbatches at rank {me}")
+        self._full = self._plan = SyncPlan.full_of(replicas, microbatches)
+        # The last iteration, when it began, and how long its thread had waited for a core by then.
+        self._began: tuple[int, float, float | None] | None = None
+        self._took: dict[int, float] = {}  # by iteration, its seconds
+        self._queued: dict[int, float] = {}  # and how long this thread has waited for a core in it
+        self._core_wait, self._yielding = CoreWait(), Yielding()
+        self._waits = False  # for a core, in the last iteration that is known
+        self.loop: Loop[ShareRemedy] | None = None
+        self._vote = CountsVote(first, self._bundle())
+        if me == 0:
+            written = DecisionLog(SyncDecision, log, RunRecord(record))
+            self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers))
+            self.loop.start(self._vote)
+
+    def _bundle(self) -> Bundle:
+        return Bundle({SYNC: self._plan})
+
+    # On the training thread.
+
+    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
+        """Begin the job's `iteration`. Returns what all replicas run in it, on all ranks alike.
+
+        Args:
+            iteration: it may begin twice.
+            voted: the counts that all ranks have learned of by their last vote, if there are any.
+            microbatches: of a replica in stock; where their number has changed, all run as many,
+                until counts are chosen anew.
+
+        Raises:
+            BadInput: what was voted on are no counts.
+        """
+        if microbatches != self._full.microbatches:
+            self._full = self._plan = SyncPlan.full_of(self._full.replicas, microbatches)
+        if voted is not None and sum(voted) == sum(self._full.counts):
+            self._plan = SyncPlan(self._full.microbatches, voted)
+        if self.loop is not None:
+            self._guard.call(self._begins, iteration, self.loop)
+        return self._plan
+
+    def _begins(self, iteration: int, loop: Loop[ShareRemedy]) -> None:
+        if (closed := self._vote.begin(iteration, self._bundle())) is not None:
+            loop.closed(closed)
+        loop.remedy.runs(self._plan)
+
+    def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
+        """What goes round with the vote at the end of `iteration`.
+
+        Of this rank's host while it waits for a core, and counts that are proposed, at rank 0.
+        """
+        return self._yielding.use, self._guard.call(self._vote.take, iteration)
+
+    def starts(self, iteration: int) -> None:
+        """All ranks start `iteration` now, within the way of a message.
+
+        At the end of the one before each rank has a moment of its own: the time between two of
+        those is no iteration's where a replica is late.
+        """
+        self._guard.call(self._take_moment, iteration)
+
+    def _take_moment(self, iteration: int) -> None:
+        """An iteration that begins twice began the first time."""
+        now, waited, before = time.monotonic(), self._core_wait(), self._began
+        if before is not None and before[0] == iteration:
+            return
+        if before is not None and before[0] == iteration - 1:
+            self._took[iteration - 1] = now - before[1]
+            self._took.pop(iteration - RECENT_ITERATIONS, None)
+            if waited is not None and before[2] is not None:
+                self._queued[iteration - 1] = waited - before[2]
+            self._queued.pop(iteration - RECENT_ITERATIONS, None)
+        self._began = iteration, now, waited
+
+    @property
+    def plan(self) -> SyncPlan:
+        """What runs, from one `begin` to the next one."""
+        return self._plan
+
+    def ended(self, row: ReplicaRow) -> None:
+        """All replicas have run the iteration of a `row`, as all ranks know by their vote.
+
+        It comes in the next iteration, or later; what the iteration took here is filled in.
+        """
+        self._guard.call(self._take_row, row)
+
+    def _take_row(self, row: ReplicaRow) -> None:
+        row = replace(row, took=self._took.get(row.iteration))
+        if self.loop is not None:
+            self.loop.report(row)
+        queued = self._queued.get(row.iteration)
+        if row.took is None or queued is None:
+            return
+        before, self._waits = self._waits, queued >= WAITS * row.took
+        if before or self._waits:  # else nothing has changed, and a thread would wake up for it
+            self._guard.later(self._yielding.ended, queued, row.took)
+
+    def close(self) -> None:
+        """End measuring and choosing."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._guard.close, waits.END)
+            if self.loop is not None:
+                stack.callback(self._guard.attempt, waits.END, self.loop.close)

@@ -1,0 +1,1 @@
+"""Small collectives at the end of an iteration, one delay each."""

@@ -1,0 +1,147 @@
+"""Says whom a rank was waiting for when it has to end, and makes sure that it ends.
+
+A rank that dies takes its neighbours' connections with it, these exit, and so on: the first to
+notice writes down who was lost, so that every other rank names the culprit and not its neighbour.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from megatron_adaptra import waits
+from megatron_adaptra.agree.signals import ExitOnSignal
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.execute.failure_log import FailureLog
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
+from megatron_adaptra.log import GOES_ON, log_line
+
+# Modules whose code is on the way to what a rank really does.
+_NO_PLACE = ("megatron_adaptra.", "torch.distributed.c10d_logger", "threading")
+
+
+class Watchdog:
+    """Knows what the main thread of `worker` waits for, one of so many `replicas`.
+
+    `ranks`: global ones, by worker, which of one replica is a stage. `late`: seconds of a wait for
+    a message, until `say_late` is called.
+
+    `waits_for`: the op, the worker that it is for, and since when, on the monotonic clock; set
+    before every wait of the schedule, and None when that has gone well.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        ranks: Sequence[int],
+        failure_log: FailureLog | None = None,
+        replicas: int = 1,
+        late: float = math.inf,
+    ) -> None:
+        self.worker, self.ranks = worker, tuple(ranks)
+        self._routes = Routes(len(self.ranks) // replicas, replicas=replicas)
+        self.failure_log = failure_log or FailureLog()
+        self.late = late
+        self.phase = "start-up"  # what the rank does when it waits for no message
+        self.waits_for: tuple[Op, int, float] | None = None
+
+    def name(self, worker: int) -> str:
+        """A `worker`, for errors: `stage 2 (rank 2)`, of several replicas `worker 1.2 (rank 5)`."""
+        return f"{self._routes.name(worker)} (rank {self.ranks[worker]})"
+
+    def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
+        """The error to raise when a wait for worker `peer` has failed; the others learn it.
+
+        The ranks between this one and the culprit get half the time that it waited to say so.
+        """
+        reason = str(error).partition(": ")[2] or str(error)
+        return PeerLost(self._describe(f": {reason}", peer))
+
+    def say_late(self, seconds: float) -> None:
+        """Log what this rank waits for, and that it does so for some `seconds` more at most."""
+        words = f"{GOES_ON} if it comes within {seconds:g} s"
+        log_line(f"{self.name(self.worker)} {self._doing()}; {words}")
+
+    def describe(self, reason: str = "") -> str:
+        """What this rank was doing and the `reason` of its end; written into the failure log."""
+        return self._describe(reason)
+
+    def _describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
+        """`peer`: the worker that does not answer, if there is time to ask why.
+
+        `place`: where the main thread is, which counts unless it waits for a message.
+        """
+        if self.waits_for is None:
+            reason = place + reason
+        own = f"{self.name(self.worker)} {self._doing()}{reason}"
+        missing = self.failure_log.missing()
+        text = own + "".join(f"; {what}: {_ranks(ranks)}" for what, ranks in missing.items())
+        if peer is not None and self.waits_for is not None and not missing:
+            seconds = min(waits.CHAIN, (time.monotonic() - self.waits_for[2]) / 2)
+            rank, other = self.ranks[self.worker], self.ranks[peer]
+            text = self.failure_log.end_of_waits(rank, other, own, seconds)
+        # The rank that noticed first saw the culprit, the rest may see each other go.
+        first = self.failure_log.read()
+        if not first:
+            self.failure_log.write(text)
+            first = text
+        return first if first.startswith(own) else f"{own}; first noticed: {first}"
+
+    def _doing(self) -> str:
+        if self.waits_for is None:
+            return f"was in {self.phase}"
+        op, peer, since = self.waits_for
+        way = "to" if op.kind in (Kind.SEND_F, Kind.SEND_B) else "from"
+        return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
+
+    def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
+        """On signal `signum` log what was waited for and exit, even while blocked in a library.
+
+        A handler of other code keeps the signal. Returns a function that puts things back.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signum) is not signal.SIG_DFL:
+            return lambda: None
+
+        def message() -> str:
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            return self._describe(place=_place(traceback.walk_stack(frame)))
+
+        return ExitOnSignal(signum, message).undo
+
+    def failure_message(self, error: BaseException) -> str:
+        """What to say when `error` ends training because a peer is gone; else an empty string."""
+        if isinstance(error, PeerLost):
+            return str(error)
+        text = str(error).lower()  # gloo's word for a peer that died during a collective
+        if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
+            place = _place(reversed([*traceback.walk_tb(error.__traceback__)]))
+            return self._describe(f": {error}", place=place)
+        return ""
+
+
+def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Where code is, for a reader who looks for the rank that the others wait for.
+
+    `frames`, with their lines, the innermost first. Of a collective of torch's: who has called it.
+    """
+    collective = ""
+    for frame, line in frames:
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.distributed_c10d":
+            collective = f"torch's {function}, called by "
+        elif not module.startswith(_NO_PLACE):
+            return f", in {collective}{function} ({Path(frame.f_code.co_filename).name}:{line})"
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)

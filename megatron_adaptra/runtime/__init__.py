@@ -1,1 +1,0 @@
-"""Layer 4: executing a plan, and replacing it while training."""

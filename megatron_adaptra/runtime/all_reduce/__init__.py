@@ -1,1 +1,0 @@
-"""`--adaptra-allreduce auto`: which all-reduce a data-parallel group runs, found and voted on."""

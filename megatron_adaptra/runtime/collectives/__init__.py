@@ -1,1 +1,0 @@
-"""Collectives of a few bytes across stages, in one delay of the slowest link."""

@@ -1,1 +1,0 @@
-"""`--adaptra-sync share` and `auto`: counts of microbatches, found and voted on."""
