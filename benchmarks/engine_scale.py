@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 

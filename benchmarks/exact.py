@@ -20,7 +20,7 @@ from pathlib import Path
 from exact_model import Model
 from ortools.sat.python import cp_model
 
-from megatron_adaptra.errors import AdaptraError, BadInput, ScheduleError
+from megatron_adaptra.base.errors import AdaptraError, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind

@@ -11,7 +11,7 @@ from typing import Any
 
 from common import main
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.costs import Costs
 from megatron_adaptra.ir.deps import Token, maker, makes, needs, recomputed_of

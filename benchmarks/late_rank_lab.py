@@ -28,8 +28,8 @@ from common import interval, markdown
 from late_rank_lab_rank import DECISIONS, RESULT
 
 from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.base.units import parse_rate
 from megatron_adaptra.cli.output import Table, show_table
-from megatron_adaptra.units import parse_rate
 
 RANK = Path(__file__).with_name("late_rank_lab_rank.py")
 NBYTES = {"megatron": 3.3e6, "ddp": 3.3e6, "sharded": 0.9e6}  # of the gradients

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.profile import CARRIED, conditions_of
 from megatron_adaptra.cli.tradeoff import within
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import make_plan
 

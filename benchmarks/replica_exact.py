@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower

@@ -19,6 +19,8 @@ from reference import (
     summary,
 )
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.cli.output import (
     Table,
     print_json,
@@ -27,8 +29,6 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.view.charts import DotChart, Dots
 from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table

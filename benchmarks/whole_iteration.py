@@ -22,10 +22,10 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.emulate.scenario import load_rules
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from megatron_adaptra.package import prefer_installed
+from megatron_adaptra.base.package import prefer_installed
 
 if __name__ == "__main__":
     prefer_installed("megatron_adaptra")

@@ -11,9 +11,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import BadFile, BadInput, as_text
-from megatron_adaptra.units import LONGEST, number, parse_bytes
-from megatron_adaptra.user_files import read_data
+from megatron_adaptra.base.errors import BadFile, BadInput, as_text
+from megatron_adaptra.base.units import LONGEST, number, parse_bytes
+from megatron_adaptra.base.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.exits import at_exit
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import FLOATS
-from megatron_adaptra.exits import at_exit
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.log import log_line
 from megatron_adaptra.plan.collectives.sized import for_gradients
 from megatron_adaptra.transport.connect import patience
 

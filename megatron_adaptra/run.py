@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, line_of
-from megatron_adaptra.failures import recorded
-from megatron_adaptra.log import log_line
-from megatron_adaptra.package import SAFE_PATH, command, prefer_installed, script
-from megatron_adaptra.units import whole
+from megatron_adaptra.base.errors import AdaptraError, BadFile, BadInput, line_of
+from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.package import SAFE_PATH, command, prefer_installed, script
+from megatron_adaptra.base.units import whole
+from megatron_adaptra.launch.failures import recorded
 
 USAGE = """\
 usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags] [--adaptra ...]
@@ -144,7 +144,7 @@ def launch(words: Sequence[str]) -> int:
     except AdaptraError as error:
         return _refuse(error)
     ranks = [*words[:at], *script(__spec__.name, *words[at:])]
-    os.execv(sys.executable, command("megatron_adaptra.agent", *ranks))
+    os.execv(sys.executable, command("megatron_adaptra.launch.agent", *ranks))
 
 
 def check_rank(environment: Mapping[str, str], needed: str = "") -> None:

@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests" / "release" / "faults"))
 
 from fitting import Fault, Misfit, changed, load  # noqa: E402
 
-from megatron_adaptra.processes import become_subreaper, die_with_parent, started  # noqa: E402
+from megatron_adaptra.base.processes import become_subreaper, die_with_parent, started  # noqa: E402
 
 BUILT = "megatron_adaptra/transport/engine/_native*.so"
 COMPILED = "build/temp.*/**/*.o"

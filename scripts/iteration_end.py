@@ -19,7 +19,7 @@ from typing import Any
 from megatron_lm_process import ENVIRONMENT, execute
 from megatron_lm_rows import FLAGS
 
-from megatron_adaptra.processes import become_subreaper
+from megatron_adaptra.base.processes import become_subreaper
 
 ENTRY = Path(__file__).with_name("iteration_end_entry.py")
 STAGES, ITERATIONS = 4, 6

@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from megatron_adaptra.errors import BadFile, line_of, shown  # noqa: E402
-from megatron_adaptra.user_files import parse_yaml, read_data  # noqa: E402
+from megatron_adaptra.base.errors import BadFile, line_of, shown  # noqa: E402
+from megatron_adaptra.base.user_files import parse_yaml, read_data  # noqa: E402
 
 MODELS = ROOT / "configs" / "models"
 

@@ -45,7 +45,7 @@ from megatron_lm_rows import (
     rows,
 )
 
-from megatron_adaptra.processes import become_subreaper
+from megatron_adaptra.base.processes import become_subreaper
 
 
 class Checkout:

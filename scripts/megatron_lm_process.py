@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the plugin need not be installed
 
-from megatron_adaptra.processes import started  # noqa: E402
+from megatron_adaptra.base.processes import started  # noqa: E402
 
 DIGESTS = str(Path(__file__).resolve())  # this file as a command
 
@@ -86,8 +86,8 @@ def execute_in_netlab(
     environment: Mapping[str, str],
 ) -> int | str:
     """Run one rank on each host of a laboratory (`adaptra netlab`) with that slow link."""
+    from megatron_adaptra.base.errors import AdaptraError
     from megatron_adaptra.emulate.scenario import load_rules
-    from megatron_adaptra.errors import AdaptraError
     from megatron_adaptra.netlab.lab import Lab
 
     with log.open("wb") as out:

@@ -73,7 +73,7 @@ for file in "$scratch"/dist/*; do
       --backward-weight-ms 6 --link-delay-ms 0,0,60 --json >/dev/null || die 1 "adaptra plan failed"
     venv/bin/python - "$version" <<'END' || die 1 "what was installed is not complete"
 import importlib.metadata, sys
-import megatron_adaptra.cli.main, megatron_adaptra.netlab.lab, megatron_adaptra.processes, megatron_adaptra.run
+import megatron_adaptra.cli.main, megatron_adaptra.netlab.lab, megatron_adaptra.base.processes, megatron_adaptra.run
 from importlib.resources import files
 from megatron_adaptra.transport.engine import bindings
 assert importlib.metadata.version("megatron-adaptra") == sys.argv[1]

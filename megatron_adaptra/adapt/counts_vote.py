@@ -14,9 +14,9 @@ from typing import Any
 from megatron_adaptra.adapt.loop import Vote
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle, ValueKind
-from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.base.errors import BadBundle
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.ir.sync import SyncPlan, parse_sync
-from megatron_adaptra.log import GOES_ON, log_line
 
 
 def _check_sync(plan: SyncPlan, now: SyncPlan) -> None:

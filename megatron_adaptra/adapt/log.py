@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, ClassVar, Generic, TypeVar
 
 from megatron_adaptra.adapt.record import RunRecord
-from megatron_adaptra.log import LogFile
+from megatron_adaptra.base.log import LogFile
 
 VERSION = 1
 KEPT_DECISIONS = 1000  # of those in force, to be shown

@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.log import D, Decision, DecisionLog
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import MOST_JOBS
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.log import log_line
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
 

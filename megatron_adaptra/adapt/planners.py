@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_adaptra.adapt.planning_process import PlanningProcess
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.collectives.choice import Choice

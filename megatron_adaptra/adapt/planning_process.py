@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import PlanningFailed
-from megatron_adaptra.package import command
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PlanningFailed
+from megatron_adaptra.base.package import command
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 28  # bytes of an answer: what is more is none

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.adapt.log_reader import DecisionReader
-from megatron_adaptra.errors import AdaptraError, BadFile, BadMessage
-from megatron_adaptra.log import LogFile
+from megatron_adaptra.base.errors import AdaptraError, BadFile, BadMessage
+from megatron_adaptra.base.log import LogFile
 from megatron_adaptra.telemetry.report import StageReport
 
 VERSION = 2

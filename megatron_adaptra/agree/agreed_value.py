@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from megatron_adaptra.agree.bundle import Value, ValueKind
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.agree.guard import Guard
-from megatron_adaptra.errors import Disagreement, PeerLost
+from megatron_adaptra.base.errors import Disagreement, PeerLost
 
 V = TypeVar("V", bound=Value)
 

@@ -53,7 +53,7 @@ from megatron_adaptra.agree.bundle import (
     digest_of,
 )
 from megatron_adaptra.agree.store import KeyValueStore
-from megatron_adaptra.errors import BadBundle, Disagreement
+from megatron_adaptra.base.errors import BadBundle, Disagreement
 from megatron_adaptra.ir.schedule import Schedule
 
 TRIAL = 5  # iterations of a trial

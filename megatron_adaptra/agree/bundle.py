@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from megatron_adaptra.errors import BadBundle, BadInput, reading
+from megatron_adaptra.base.errors import BadBundle, BadInput, reading
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import BadMessage, PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import BadMessage, PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 
 _FRAME = 4096  # bytes: all frames have one size, so that what a frame says can break no receive

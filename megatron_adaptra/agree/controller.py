@@ -19,14 +19,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, unpack
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import ANY_RUN, Channel
 from megatron_adaptra.agree.messages import Report, checked, message_of
-from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
-from megatron_adaptra.exits import wait_at_exit
-from megatron_adaptra.log import GOES_ON, log_line
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import AdaptraError, BadMessage, PeerLost
+from megatron_adaptra.base.exits import wait_at_exit
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from megatron_adaptra import waits
-from megatron_adaptra.log import GOES_ON, log_line
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.log import GOES_ON, log_line
 
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
 _LONGEST = 300  # characters of an error that are logged

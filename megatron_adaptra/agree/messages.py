@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from megatron_adaptra.agree.bundle import Value, ValueKind
-from megatron_adaptra.errors import BadBundle, BadInput, reading
+from megatron_adaptra.base.errors import BadBundle, BadInput, reading
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.choice import Choice
 

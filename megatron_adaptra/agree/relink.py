@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.store import KeyValueStore
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.gloo import GlooTransport, open_links
 

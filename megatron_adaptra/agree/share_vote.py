@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.telemetry.host_use import HostUse
 
 # ENDED: there are no data for another iteration. DIFFERENT: what plans are, which no rank gives.

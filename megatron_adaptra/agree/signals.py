@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base.log import log_line
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of the writer
 _active: list[ExitOnSignal] = []

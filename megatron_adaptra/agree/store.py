@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from megatron_adaptra import waits
-from megatron_adaptra.exits import wait_at_exit
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.exits import wait_at_exit
 from megatron_adaptra.transport.connect import store_connection
 
 Answer = TypeVar("Answer")

@@ -10,8 +10,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 
 _PREFIX = "adaptra/gather"
 

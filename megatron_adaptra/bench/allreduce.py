@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.bench.algorithms import measured_plan, possible
 from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import CollectivePlan, Goal

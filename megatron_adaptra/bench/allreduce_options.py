@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import parse_rate
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.emulate.rules import PortRule, parse_port_rules
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.model.shard_forms import SHARDED
 from megatron_adaptra.netlab.ports import payload
 from megatron_adaptra.sim.ports import Ports
-from megatron_adaptra.units import parse_rate
 
 NATIVE = "native"  # gloo's own
 RING = "ring"  # of ours, pipelined

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.bench.bandwidth import ALL_GATHER, ALL_REDUCE, busbw
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.execute.small.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.wire import GlooWire, Wire

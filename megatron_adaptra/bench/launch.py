@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput, MissingPackage
+from megatron_adaptra.base.package import command
+from megatron_adaptra.base.units import whole
 from megatron_adaptra.bench.options import RESULT, Options
-from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage
-from megatron_adaptra.failures import reason
+from megatron_adaptra.launch.failures import reason
+from megatron_adaptra.launch.torchrun import run_ranks
 from megatron_adaptra.netlab.lab import Lab
-from megatron_adaptra.package import command
-from megatron_adaptra.torchrun import run_ranks
 from megatron_adaptra.transport.engine.bindings import missing
-from megatron_adaptra.units import whole
 
 _WORKER = "megatron_adaptra.bench.worker"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it sets for a rank

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.bench.sizes import LARGEST
 from megatron_adaptra.emulate.rules import LinkRule, PortRule
 from megatron_adaptra.emulate.scenario import load_rules
-from megatron_adaptra.errors import BadInput
 
 KiB, MiB = 1 << 10, 1 << 20
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.bench.bandwidth import SEND, busbw
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, BenchPath, EnginePath, GlooPath, Pending
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.transport.engine.rails import rails
 
 ONE_WAY, BOTH_WAYS = "one way", "both ways"

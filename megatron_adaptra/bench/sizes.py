@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_bytes, whole
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import parse_bytes, whole
 
 LARGEST = 1 << 30  # bytes of a message
 _ALLOWED = "it has to be a whole number of bytes such as 8, 1K, 256M or 4KiB"

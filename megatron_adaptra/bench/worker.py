@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.base.errors import AdaptraError
+from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.bench import allreduce, collective, hol, p2p
 from megatron_adaptra.bench.allreduce_options import AllReduceOptions
 from megatron_adaptra.bench.options import ALLREDUCE, COLLECTIVE, HOL, P2P, RESULT, Options
-from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.log import log_line
-from megatron_adaptra.processes import die_with_parent
 
 _ROWS: dict[str, Callable[[Any, int], list[dict[str, Any]]]] = {
     P2P: p2p.rows,

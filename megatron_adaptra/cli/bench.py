@@ -8,6 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.files import results_folder
+from megatron_adaptra.base.units import whole
 from megatron_adaptra.bench.launch import from_torchrun, measure
 from megatron_adaptra.bench.options import (
     COLLECTIVE,
@@ -23,10 +26,7 @@ from megatron_adaptra.bench.sizes import sizes_between, sizes_of
 from megatron_adaptra.cli import bench_allreduce
 from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.transport.engine.rails import fabric
-from megatron_adaptra.units import whole
 from megatron_adaptra.view.axis import size
 
 _ABOUT = {

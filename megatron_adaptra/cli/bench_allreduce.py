@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput
+from megatron_adaptra.base.files import results_folder
+from megatron_adaptra.base.units import parse_seconds, whole
 from megatron_adaptra.bench.allreduce_options import (
     ALGORITHMS,
     AllReduceOptions,
@@ -30,11 +33,8 @@ from megatron_adaptra.cli.bench_allreduce_report import (
 )
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.emulate.rules import PORT_SYNTAX
-from megatron_adaptra.errors import AdaptraError, BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.netlab.shaper import choose
-from megatron_adaptra.units import parse_seconds, whole
 from megatron_adaptra.view.axis import size
 
 _HOSTS = ("all:20MB/s",)

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.files import results_folder
+from megatron_adaptra.base.units import number
 from megatron_adaptra.cli.compare_report import (
     Outcome,
     compare_html,
@@ -39,11 +42,8 @@ from megatron_adaptra.cli.tradeoff import (
     names_of_rows,
     within,
 )
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.units import number
 
 MOST_BUDGETS = 50  # each takes some plans
 MOST_SLOWDOWN = 1e6

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from megatron_adaptra.base.units import size
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.cli.plugin import DEFAULT as PLUGIN
 from megatron_adaptra.cli.plugin import flags_of, kept_in_words
 from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.units import size
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.chart import chart_section

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from megatron_adaptra.base.errors import BadInput, line_of
+from megatron_adaptra.base.units import number, parse_rate, parse_seconds, whole
 from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
@@ -24,10 +26,8 @@ from megatron_adaptra.demo.options import (
     PRECISIONS,
     DemoOptions,
 )
-from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
-from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
 from megatron_adaptra.view.ranges import ranges
 
 _DEFAULTS = DemoOptions()

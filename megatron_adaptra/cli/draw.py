@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.errors import BadFile, BadInput
+from megatron_adaptra.base.files import results_folder
+from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.draw_allreduce import add_allreduce, allreduce_drawing, refuse_others
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
@@ -19,12 +22,9 @@ from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wants_shares
 from megatron_adaptra.cli.replicas.source import replica_plan_from
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
-from megatron_adaptra.errors import BadFile, BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.plan.replicas.words import loads_in_words
 from megatron_adaptra.plan.reroute import ReplicaPlan
-from megatron_adaptra.units import whole
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.drawing import (

@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import parse_bytes, parse_seconds, whole
 from megatron_adaptra.cli.once import Once, given
 from megatron_adaptra.emulate.rules import PORT_SYNTAX, parse_port_rules
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
@@ -24,7 +25,6 @@ from megatron_adaptra.plan.collectives.selector import choose_all_reduce
 from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT
 from megatron_adaptra.plan.collectives.sized import MESSAGE, sized
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, run_on_ports
-from megatron_adaptra.units import parse_bytes, parse_seconds, whole
 from megatron_adaptra.view.all_reduce import all_reduce_drawing
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.drawing import Drawing

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import number, whole
 from megatron_adaptra.cli.once import Once, OnceSwitch
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
 from megatron_adaptra.cli.replica_job import add_replicas, given_of_replicas, replicas_of
 from megatron_adaptra.cli.replica_words import replicas_in_words
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.units import number, whole
 
 _MS = "milliseconds; one number, or one per {} with commas between"
 _WHOLE = {

@@ -17,7 +17,7 @@ from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
 from megatron_adaptra import __version__
-from megatron_adaptra.errors import (
+from megatron_adaptra.base.errors import (
     AdaptraError,
     BadFile,
     BadInput,

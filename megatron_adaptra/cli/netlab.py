@@ -12,15 +12,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import number, parse_seconds, whole
 from megatron_adaptra.cli.output import print_json, try_stdout
 from megatron_adaptra.emulate.rules import PORT_SYNTAX, SYNTAX, parse_port_rules
 from megatron_adaptra.emulate.scenario import hosts_in, load_rules
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
 from megatron_adaptra.netlab.output import Output
 from megatron_adaptra.netlab.shaper import SHAPERS
-from megatron_adaptra.units import number, parse_seconds, whole
 
 _EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way between hosts 2 and 3
   adaptra netlab run --hosts 4 --link 2-3:40ms -- torchrun pretrain_gpt.py <its flags>

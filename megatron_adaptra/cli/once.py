@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from megatron_adaptra.errors import BadInput, shown
+from megatron_adaptra.base.errors import BadInput, shown
 
 
 def given(namespace: argparse.Namespace) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megatron_adaptra.errors import BadFile
-from megatron_adaptra.files import replacing
+from megatron_adaptra.base.errors import BadFile
+from megatron_adaptra.base.files import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console

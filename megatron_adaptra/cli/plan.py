@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import brief, size
 from megatron_adaptra.cli.job import Job, add_job, job_of
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning, add_policy, plan_of, proven_plan, stock_of
@@ -20,12 +22,10 @@ from megatron_adaptra.cli.plugin import (
 )
 from megatron_adaptra.cli.replicas.failures import add_failures, run_failures
 from megatron_adaptra.cli.replicas.shares import run_shares, wants_shares
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.plan.link_words import out_of_bandwidth
-from megatron_adaptra.units import brief, size
 
 
 def add_parser(subparsers: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, evaluate
 from megatron_adaptra.plan.fixed.baselines import first_schedule

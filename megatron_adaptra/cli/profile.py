@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.errors import BadFile, BadInput, as_text, shown
+from megatron_adaptra.base.errors import BadFile, BadInput, as_text, shown
+from megatron_adaptra.base.units import parse_bytes, parse_rate, size
+from megatron_adaptra.base.user_files import read_data
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.units import parse_bytes, parse_rate, size
-from megatron_adaptra.user_files import read_data
 
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",

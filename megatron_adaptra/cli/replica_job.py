@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import number, parse_bytes, parse_rate, parse_seconds, size, whole
 from megatron_adaptra.cli.once import Once
 from megatron_adaptra.cli.profile import MOST_CELLS, activation_bytes_of
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import parse_worker, worker_name
-from megatron_adaptra.units import number, parse_bytes, parse_rate, parse_seconds, size, whole
 
 _LISTS = {
     "failed": ("W,...", "workers that are dead: replica and stage, 1.2"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from megatron_adaptra.base.units import size
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.units import size
 
 MOST = 6  # paths, ports or workers of one kind that are named
 

@@ -9,19 +9,19 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import size, whole
 from megatron_adaptra.cli.job import Job, add_job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.plugin import WARMUP
 from megatron_adaptra.cli.replicas.shares import run_shares, wants_shares
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
-from megatron_adaptra.units import size, whole
 
 SAMPLES = 200  # where links have jitter and --samples is not given
 MOST_ROWS = 32  # of the table of stages

@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadFile, BadInput, ScheduleError
+from megatron_adaptra.base.user_files import parse_json, read_text
 from megatron_adaptra.cli.job import Job, job_of
 from megatron_adaptra.cli.once import given
 from megatron_adaptra.cli.planning import add_policy, proven_plan
-from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate
-from megatron_adaptra.user_files import parse_json, read_text
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:

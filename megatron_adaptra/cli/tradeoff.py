@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
 from megatron_adaptra.plan import PLANNERS, Plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import size
 from megatron_adaptra.demo import late_ranks
 from megatron_adaptra.emulate.rules import LinkRule, PortRule
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import size
 
 HOST = "--host"
 PORTS = "all:5MB/s"  # beside late ranks, unless it is given

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import parse_seconds
 from megatron_adaptra.demo.numbered import Numbered
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_seconds
 
 FLAG = "--late-rank"
 MIN_GAIN = 0.03  # of an iteration: a plan of an all-reduce saves less than one of a pipeline

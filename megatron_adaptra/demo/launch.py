@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadFile, MissingPackage
+from megatron_adaptra.base.files import MARKER, results_folder
+from megatron_adaptra.base.package import command
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.stopping import Stop
-from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
-from megatron_adaptra.failures import reason
-from megatron_adaptra.files import MARKER, results_folder
+from megatron_adaptra.launch.failures import reason
+from megatron_adaptra.launch.torchrun import run_ranks
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
-from megatron_adaptra.package import command
-from megatron_adaptra.torchrun import run_ranks
 
 _WORKER = "megatron_adaptra.demo.worker"
 _LINES_AHEAD = 1000  # of the ranks that a slow reader has not got yet

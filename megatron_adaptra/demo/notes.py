@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.base.units import size
 from megatron_adaptra.demo.comparison import BUSY, Comparison, Ran, conditions_of, why_off
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.units import size
 from megatron_adaptra.view.report import ArmReport
 
 

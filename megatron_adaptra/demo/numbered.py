@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.rules import LONGEST_RULE
-from megatron_adaptra.errors import BadInput
 
 V = TypeVar("V")
 

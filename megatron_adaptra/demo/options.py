@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from megatron_adaptra.base.errors import BadFile, BadInput
+from megatron_adaptra.base.units import LONGEST
+from megatron_adaptra.base.user_files import files_in, read_bytes
 from megatron_adaptra.config import (
     POLICIES,
     REROUTES,
@@ -27,11 +30,8 @@ from megatron_adaptra.emulate.rules import (
 )
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_rules import WorkerRule, load_slowness, parse_slowness
-from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
-from megatron_adaptra.units import LONGEST
-from megatron_adaptra.user_files import files_in, read_bytes
 
 DROPOUT = 0.1  # unless it is given
 MOST_RANKS = 256  # processes on one machine

@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.demo.numbered import Numbered
 from megatron_adaptra.emulate.worker_rules import parse_slowness
-from megatron_adaptra.errors import BadInput
 
 FLAG = "--slow-replica"
 _REPLICAS = Numbered(

@@ -11,7 +11,7 @@ import signal
 import threading
 from pathlib import Path
 
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base.log import log_line
 
 LEAST = 3  # iterations that are enough for a report
 HAND_OVER = 60.0  # seconds that the ranks get to end an iteration and to write the report

@@ -31,6 +31,9 @@ from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.compat.profiles import profile
+from megatron_adaptra.base.errors import AdaptraError, PeerLost
+from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
@@ -40,12 +43,9 @@ from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
 from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
-from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.failures import recorded
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.log import log_line
+from megatron_adaptra.launch.failures import recorded
 from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.processes import die_with_parent
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import DeviceFailed
+from megatron_adaptra.base.exits import at_exit
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Calls, Device, Mark
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.pci import in_sysfs
-from megatron_adaptra.errors import DeviceFailed
-from megatron_adaptra.exits import at_exit
-from megatron_adaptra.log import log_line
 
 _opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU
 

@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-from megatron_adaptra.errors import DeviceFailed
-from megatron_adaptra.package import HERE, how_to_build
+from megatron_adaptra.base.errors import DeviceFailed
+from megatron_adaptra.base.package import HERE, how_to_build
 
 _MODULE = "megatron_adaptra.transport.engine._native"
 

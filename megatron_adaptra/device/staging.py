@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.pci import node_near
-from megatron_adaptra.log import log_line
 
 NO_LIMIT = 1 << 62
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
+from megatron_adaptra.base.errors import BadInput, line_of
+from megatron_adaptra.base.package import how_to_build
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
-from megatron_adaptra.errors import BadInput, line_of
-from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.addresses import ANY, FAMILY, RANGE, VERSION, left_out
 from megatron_adaptra.transport.engine.bindings import Port

@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.errors import line_of
+from megatron_adaptra.base.package import command
+from megatron_adaptra.base.processes import cpu_seconds, ending_on_sigterm, started
 from megatron_adaptra.doctor.engine import engine
 from megatron_adaptra.doctor.finding import Finding, fail
 from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.software import software
-from megatron_adaptra.errors import line_of
-from megatron_adaptra.package import command
-from megatron_adaptra.processes import cpu_seconds, ending_on_sigterm, started
 
 # Seconds for a part, of work or of doing nothing: what other processes take of the machine in the
 # meantime is not its fault. To import torch and Megatron takes a tenth.

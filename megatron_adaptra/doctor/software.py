@@ -23,9 +23,9 @@ from megatron_adaptra.adapter.compat.profiles import (
     profile,
     verify,
 )
+from megatron_adaptra.base.errors import UnsupportedMegatron, line_of
+from megatron_adaptra.base.package import HERE
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
-from megatron_adaptra.errors import UnsupportedMegatron, line_of
-from megatron_adaptra.package import HERE
 
 OPTIONAL = ("transformer-engine", "apex")
 # Modules that Megatron imports, where their package has another name.

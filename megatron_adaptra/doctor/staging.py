@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_adaptra.base.errors import DeviceFailed, line_of
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.pci import in_sysfs, node_near
 from megatron_adaptra.doctor.finding import Finding, ok, warn
-from megatron_adaptra.errors import DeviceFailed, line_of
 from megatron_adaptra.transport.engine.bindings import new_engine
 from megatron_adaptra.view.axis import size
 

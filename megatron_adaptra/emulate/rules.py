@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_rate, parse_seconds, parse_share
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import parse_rate, parse_seconds, parse_share
 
 FIELD = "--adaptra-emulate-link"  # where rules come from in a training
 SYNTAX = (

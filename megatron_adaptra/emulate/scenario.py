@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput, as_text
 from megatron_adaptra.config import load_yaml, refuse_unknown
 from megatron_adaptra.emulate.rules import FIELD, LinkRule, parse_rules
-from megatron_adaptra.errors import BadInput, as_text
 
 _LISTS = ("links", "workers")  # that a scenario may have
 _KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.rules import LONGEST_RULE, PERIOD, Rule, parse_period
 from megatron_adaptra.emulate.scenario import entries_of
-from megatron_adaptra.errors import BadInput
 
 FIELD = "--adaptra-emulate-worker"  # where rules come from in a training
 SYNTAX = (

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.store import KeyValueStore
+from megatron_adaptra.base import waits
 
 
 class FailureLog:

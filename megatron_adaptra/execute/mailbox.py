@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from megatron_adaptra.errors import PeerLost, ScheduleError
+from megatron_adaptra.base.errors import PeerLost, ScheduleError
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Exchange, Neighbours

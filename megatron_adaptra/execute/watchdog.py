@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.signals import ExitOnSignal
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.failure_log import FailureLog
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.log import GOES_ON, log_line
 
 # Modules whose code is on the way to what a rank really does.
 _NO_PLACE = ("megatron_adaptra.", "torch.distributed.c10d_logger", "threading")

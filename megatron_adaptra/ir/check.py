@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.complete import check_complete, grid
 from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of, user
 from megatron_adaptra.ir.in_flight import in_flight

@@ -27,10 +27,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.user_files import parse_json
 from megatron_adaptra.ir.collective_check import check_collective
 from megatron_adaptra.ir.collective_op import Action, CollectiveOp, Goal
-from megatron_adaptra.user_files import parse_json
 
 __all__ = ["Action", "CollectiveLine", "CollectiveOp", "CollectivePlan", "Goal"]
 

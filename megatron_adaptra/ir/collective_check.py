@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective_op import Action, CollectiveOp, Goal
 
 Lines = Sequence[Sequence[CollectiveOp]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.op import COMPUTE, Kind
 from megatron_adaptra.ir.program import Program
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.base.errors import BadInput, reading
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.ir.op import Kind
 

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 
 class Kind(str, Enum):

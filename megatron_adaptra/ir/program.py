@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.deps import ACTIVATION
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.posting import Link, links_of, receives_ahead

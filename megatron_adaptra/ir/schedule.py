@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.user_files import parse_json
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes, routes_of, worker_name
-from megatron_adaptra.user_files import parse_json
 
 Line = tuple[Op, ...]
 STOCK = "stock"  # the policy of a schedule that Megatron runs itself, over its own messages

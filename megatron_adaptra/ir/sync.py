@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 __all__ = ["MOST_PAIRS", "Pair", "SyncPlan", "check_counts", "check_sync", "parse_sync"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import reading
+from megatron_adaptra.base.errors import reading
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Op
 

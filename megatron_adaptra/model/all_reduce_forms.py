@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 
 @dataclass(frozen=True)

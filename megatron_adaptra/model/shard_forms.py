@@ -7,7 +7,7 @@ of that. Exact where nobody is late (tests/unit/sim/test_shard_forms.py).
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 
 # Numbers of pieces that are tried; more of a ring took longer (docs/evidence/allreduce.md).

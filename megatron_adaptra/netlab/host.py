@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.base.errors import AdaptraError
+from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.netlab import namespace
 from megatron_adaptra.netlab.namespace import NEW_MOUNTS, NEW_NETWORK, NEW_PROCESSES, call
 from megatron_adaptra.netlab.user import caller
-from megatron_adaptra.processes import die_with_parent
 
 _PRIVATE, _RECURSIVE = 0x40000, 0x4000
 _SHARED = b"/dev/shm"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput, Interrupted
 from megatron_adaptra.emulate.rules import LinkRule, PortRule
-from megatron_adaptra.errors import AdaptraError, BadInput, Interrupted
 from megatron_adaptra.netlab import host, measure, namespace, user
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.measure import Measured

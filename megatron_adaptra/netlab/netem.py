@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.emulate.rules import LinkRule
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.namespace import bring_up, entered, new
 from megatron_adaptra.netlab.network import (
     INTERFACE,

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.delay_line import DelayLine
 from megatron_adaptra.netlab.namespace import entered

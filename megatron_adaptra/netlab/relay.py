@@ -17,8 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.emulate.rules import LinkRule
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.namespace import bring_up, entered
 from megatron_adaptra.netlab.network import INTERFACE, MTU, PREFIX, QUEUE, Link, Traffic, address

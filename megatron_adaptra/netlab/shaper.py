@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.netem import Netem

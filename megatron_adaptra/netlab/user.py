@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bits, of linux/capability.h
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
@@ -27,7 +28,6 @@ from megatron_adaptra.plan.search.search_budget import SearchBudget, end_of, lat
 from megatron_adaptra.plan.search.tabu_search import TabuSearch
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.units import brief
 
 RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")
 # Shares of the budget by which the rules are tuned: on fewer microbatches, then on all; or at once.

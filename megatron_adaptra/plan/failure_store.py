@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.errors import AdaptraError, BadFile
-from megatron_adaptra.files import replacing
+from megatron_adaptra.base.errors import AdaptraError, BadFile
+from megatron_adaptra.base.files import replacing
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions

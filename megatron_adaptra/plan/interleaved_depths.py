@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -14,7 +15,6 @@ from megatron_adaptra.plan.fixed.interleaved import interleaved, interleaved_lin
 from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.search.search_budget import late
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.units import brief
 
 STEPS = (1, 2, 4)  # forwards by which a warmup grows at once
 GAIN = 1e-3  # share of an iteration that a step has to save

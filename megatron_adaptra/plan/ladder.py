@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 FULL = "full"  # nothing changes: as many microbatches each, as Megatron runs and reduces them
 ORDER, COLLECTIVE, ROUTES, SHARES = REMEDIES = (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 
 NICE = 10  # the training comes first where cores are short
 Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of a request

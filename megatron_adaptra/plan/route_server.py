@@ -1,6 +1,6 @@
 """Searches for routes in a process of its own beside a training.
 
-`python megatron_adaptra/package.py megatron_adaptra.plan.route_server` takes requests such as
+`python megatron_adaptra/base/package.py megatron_adaptra.plan.route_server` takes requests such as
 `{"conditions": .., "sends": "eager", "ops": 200000}`, and answers `{"schedules": [text, ..]}`.
 """
 

@@ -11,6 +11,7 @@ Small cases are searched exhaustively.
 
 from __future__ import annotations
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan.base import planner
@@ -19,7 +20,6 @@ from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.interleaved_depths import deeper_interleaved
 from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.search.search_budget import end_of
-from megatron_adaptra.units import brief
 
 
 @planner("warmup")

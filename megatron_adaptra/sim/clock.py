@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, count, pairwise
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.costs import Costs
 from megatron_adaptra.ir.deps import GRADIENT, carried, maker, remote_need, user

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan
 from megatron_adaptra.ir.conditions import HEALTHY, LinkState
 

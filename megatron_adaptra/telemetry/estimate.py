@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from megatron_adaptra.base.units import size
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
@@ -17,7 +18,6 @@ from megatron_adaptra.telemetry.op_seconds import Correction, OpSeconds, StageOp
 from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 from megatron_adaptra.telemetry.stock_messages import RECENT, Link
-from megatron_adaptra.units import size
 
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
 SPARE = 4  # messages under way beyond those that a plan has under way at once

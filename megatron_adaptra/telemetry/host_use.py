@@ -6,7 +6,7 @@ import os
 import time
 from typing import NamedTuple
 
-from megatron_adaptra.processes import cpu_seconds, descendants, process_tree
+from megatron_adaptra.base.processes import cpu_seconds, descendants, process_tree
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 _SHOWN = 0.05  # cores; less is left out of sentences

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.telemetry.arrivals import Pair, Seen, arrivals, by_path
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.middle import Floats, medians

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 NBYTES = 8

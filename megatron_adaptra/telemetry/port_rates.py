@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, median_low
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, Transfer
 from megatron_adaptra.telemetry.arrivals import Pair

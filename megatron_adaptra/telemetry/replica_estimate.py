@@ -9,7 +9,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, parse_worker, worker_name

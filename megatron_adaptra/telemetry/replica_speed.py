@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.plan.shares import Speed
 from megatron_adaptra.telemetry.forecast import FORECASTS
 from megatron_adaptra.telemetry.rotation import Rotation

@@ -13,7 +13,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
 from megatron_adaptra.telemetry.port_use import PortUse
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
 from megatron_adaptra.telemetry.op_seconds import WINDOW

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
 from megatron_adaptra.transport.address import interface_of, named_for_gloo
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
 

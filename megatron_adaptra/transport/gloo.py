@@ -24,10 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost, reason_of
+from megatron_adaptra.base.exits import at_exit, wait_at_exit
 from megatron_adaptra.emulate.links import LinkEmulator
-from megatron_adaptra.errors import PeerLost, reason_of
-from megatron_adaptra.exits import at_exit, wait_at_exit
 from megatron_adaptra.transport.base import Stamps, Traits, Transport, Work
 from megatron_adaptra.transport.connect import connect
 from megatron_adaptra.transport.descriptors import make_room

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost, reason_of
 from megatron_adaptra.emulate.links import LinkEmulator
-from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import connect, interfaces, new_devices, store_connection
 from megatron_adaptra.transport.gloo import GlooTransport, open_links

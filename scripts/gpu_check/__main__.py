@@ -29,8 +29,8 @@ from gpu_check.result import FAIL, Result
 from gpu_check.target import NoTarget, Target, find
 from gpu_check.trainings import MESSAGE
 
+from megatron_adaptra.base.processes import become_subreaper, ending_on_sigterm
 from megatron_adaptra.cli.output import show_table
-from megatron_adaptra.processes import become_subreaper, ending_on_sigterm
 
 PARTS = ("paths", "pieces", "clock", "sync", "hide", "equality", "graphs", "memory")
 MOST = 290.0  # seconds of a part

@@ -18,7 +18,7 @@ from gpu_check.ranks import Deadline, run_ranks
 from gpu_check.result import Result, many, ms
 from gpu_check.target import CPU, FAKE, Target
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.engine.rails import rails
 
 SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpu_check.target import HERE, Target
 
-from megatron_adaptra.processes import started
+from megatron_adaptra.base.processes import started
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 RESULT = "RESULT "

@@ -24,8 +24,8 @@ from megatron_adaptra.adapter.compat.patches import PATCHES
 from megatron_adaptra.adapter.compat.schedule_args import models_of
 from megatron_adaptra.adapter.entry.activate import Activation, activate
 from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.base.log import LogOnce
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.log import LogOnce
 
 Function = Callable[..., Any]
 NAMES = (

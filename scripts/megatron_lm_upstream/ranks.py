@@ -18,7 +18,7 @@ from typing import Any
 from outcomes import Outcomes, read
 
 from megatron_adaptra.adapter.compat.profiles import NEWEST
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.errors import BadFile
-from megatron_adaptra.files import MARKER, replacing, results_folder
+from megatron_adaptra.base.errors import BadFile
+from megatron_adaptra.base.files import MARKER, replacing, results_folder
 
 
 def test_a_file_changes_when_the_new_one_is_complete(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 
 START = 300.0  # seconds that the imports may take on a busy machine
 GRACE = 20.0  # seconds that the other ranks get when one has failed: as torchrun, SIGTERM first

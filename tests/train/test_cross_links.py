@@ -9,11 +9,11 @@ import torch
 from patience import PATIENCE
 from transport.ranks import Processes, RankFixture
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks, crossing
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.errors import BadBundle, PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import BadBundle, PeerLost
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.transport.engine.endpoint import Endpoint

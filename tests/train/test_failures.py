@@ -16,10 +16,10 @@ import pytest
 from processes import living, outliving
 from running import ENVIRONMENT, SMALL, demo
 
+from megatron_adaptra.base.files import MARKER
+from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.demo.launch import prepare
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.files import MARKER
-from megatron_adaptra.processes import die_with_parent
 
 
 def ranks(out: Path) -> dict[int, int]:

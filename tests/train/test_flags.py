@@ -13,8 +13,8 @@ from running import ENVIRONMENT
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.base.errors import AdaptraError, BadInput, UnsupportedMegatron
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import AdaptraError, BadInput, UnsupportedMegatron
 
 
 def test_without_adaptra_there_are_no_settings():

@@ -18,8 +18,8 @@ from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
 from megatron_adaptra.adapter.step import planned_collectives, planned_groups
 from megatron_adaptra.adapter.step.gradients import GradientReduction
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.run import _check_flags

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, IterationData
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 
 REPLICAS, EACH = 3, 4

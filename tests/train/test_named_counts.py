@@ -12,8 +12,8 @@ from test_home_data import EACH, REPLICAS, batch, loader
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.sync import SyncPlan
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig, Budget, add_flags, load_yaml
-from megatron_adaptra.errors import BadInput
 
 GOLDEN = Path(__file__).parent / "golden" / "flags.txt"
 

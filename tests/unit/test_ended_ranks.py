@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE
 from processes import outliving
 
-from megatron_adaptra.failures import ended_by, reason
+from megatron_adaptra.launch.failures import ended_by, reason
 
 CLOSED = "adaptra: rank 0: receiving F3 from rank 1 failed: its connection closed"
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput, line_of, shown
+from megatron_adaptra.base.units import parse_bytes, parse_rate, parse_seconds, parse_share
 from megatron_adaptra.cli.profile import conditions_of, load_profile
 from megatron_adaptra.cli.source import read_schedule
 from megatron_adaptra.config import AdaptraConfig, load_yaml, parse_budget
 from megatron_adaptra.emulate.rules import parse_rules
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_rules import parse_slowness
-from megatron_adaptra.errors import AdaptraError, BadInput, line_of, shown
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Op
@@ -24,7 +25,6 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.units import parse_bytes, parse_rate, parse_seconds, parse_share
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME, MANY = 150, 5000

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from transport.ranks import until
 
-from megatron_adaptra.log import LogFile
+from megatron_adaptra.base.log import LogFile
 
 # More than any pipe takes, while the first file that it opens may have descriptor 2.
 SPEAKER = """
 import os, tempfile
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base.log import log_line
 with tempfile.TemporaryFile() as other:
     log_line(200_000 * "x")
     for _ in range(9):
@@ -62,7 +62,7 @@ def test_a_reader_of_standard_error_that_is(reader: str, blocking: bool) -> None
 
 
 def test_a_long_line_comes_whole() -> None:
-    say = 'from megatron_adaptra.log import log_line; log_line(50_000 * "x")'
+    say = 'from megatron_adaptra.base.log import log_line; log_line(50_000 * "x")'
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, timeout=120)
     assert done.stderr == b"adaptra: " + 50_000 * b"x" + b"\n"
 
@@ -84,7 +84,7 @@ def test_after_half_a_line_the_next_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     line = json.dumps(60 * "x")
     job = (
-        "import pathlib, resource; from megatron_adaptra.log import LogFile; "
+        "import pathlib, resource; from megatron_adaptra.base.log import LogFile; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
         f"log = LogFile(pathlib.Path({str(path)!r}), 'lines'); "
         f"[log.write({line!r}) for _ in range(4)]; log.close()"

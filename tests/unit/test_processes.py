@@ -8,13 +8,13 @@ import sys
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra.processes import started
+from megatron_adaptra.base.processes import started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 
 PARENT = """
 import os, subprocess, sys
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 child = "import os, time; os.write({write}, b'up'); time.sleep(600)"
 subprocess.Popen(
     [sys.executable, "-c", child], preexec_fn=die_with_parent, pass_fds=[{write}]
@@ -53,7 +53,7 @@ while True:
 """
 OWNER = """
 import os, sys
-from megatron_adaptra.processes import become_subreaper, started
+from megatron_adaptra.base.processes import become_subreaper, started
 become_subreaper()
 with started([sys.executable, "-c", {family!r}], {grace}, pass_fds=[{write}]) as process:
     os.close({write})

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import (
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import (
     brief,
     number,
     parse_bytes,

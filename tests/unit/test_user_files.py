@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_adaptra.errors import BadFile
-from megatron_adaptra.user_files import (
+from megatron_adaptra.base.errors import BadFile
+from megatron_adaptra.base.user_files import (
     MOST_YAML,
     files_in,
     parse_json,

@@ -16,7 +16,7 @@ from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.errors import AdaptraError, PlanningFailed
+from megatron_adaptra.base.errors import AdaptraError, PlanningFailed
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import NATIVE, Choice
 from megatron_adaptra.plan.collectives.figures import Figures

@@ -24,7 +24,7 @@ from megatron_adaptra.adapt.schedules.change import Change, ReplicaChange
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, BaseReplanner
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule

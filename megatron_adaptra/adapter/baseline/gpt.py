@@ -41,7 +41,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from megatron_adaptra.adapter.baseline.shape import GPTShape as GPTShape
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr
-from megatron_adaptra.user_files import files_in, read_bytes
+from megatron_adaptra.base.user_files import files_in, read_bytes
 
 LOSS_SCALE = 2.0**17  # at first, in fp16: high enough to overflow, as those of long trainings do
 VOCABULARY = 257  # 256 bytes and the end of a document

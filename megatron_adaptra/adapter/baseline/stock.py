@@ -20,11 +20,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.exits import wait_at_exit
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
-from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.ir.op import Kind
 
 

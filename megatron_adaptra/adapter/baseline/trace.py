@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.errors import PeerLost, ScheduleError, reason_of
+from megatron_adaptra.base.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.op import Kind, Op

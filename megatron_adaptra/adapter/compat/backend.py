@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.base.errors import UnsupportedBackend
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import device_of
-from megatron_adaptra.errors import UnsupportedBackend
 
 HOST, DEVICE = "gloo", "nccl"
 

@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from megatron_adaptra.adapter.compat.patch_attr import find
-from megatron_adaptra.errors import UnsupportedMegatron
+from megatron_adaptra.base.errors import UnsupportedMegatron
 
 SUPPORTED = "0.14 to 0.19"
 

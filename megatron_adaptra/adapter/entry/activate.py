@@ -11,12 +11,12 @@ from typing import Any
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
+from megatron_adaptra.base.errors import UnsupportedBackend
+from megatron_adaptra.base.exits import at_exit
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
-from megatron_adaptra.errors import UnsupportedBackend
-from megatron_adaptra.exits import at_exit
-from megatron_adaptra.log import log_line
 
 _active: list[Activation] = []  # at most one
 

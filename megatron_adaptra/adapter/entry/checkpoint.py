@@ -13,8 +13,8 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.resumed import FORMAT, read_state
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.files import replacing
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base.files import replacing
+from megatron_adaptra.base.log import log_line
 
 
 def save(session: Session, iteration: int) -> None:

@@ -13,8 +13,8 @@ from megatron_adaptra.adapter.compat.profiles import (
     profile,
     verify,
 )
+from megatron_adaptra.base.errors import BadInput, UnsupportedMegatron
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput, UnsupportedMegatron
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import evaluate
 from megatron_adaptra.plan.initial import starting_schedule

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig, add_flags
-from megatron_adaptra.errors import AdaptraError, BadInput
-from megatron_adaptra.log import log_line
 
 # Megatron's settings under which the plugin must not run, and why.
 _REFUSED = {

@@ -17,9 +17,14 @@ import wrapt
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, is_there, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit
 from megatron_adaptra.adapter.entry import flags
+from megatron_adaptra.base.errors import (
+    AdaptraError,
+    BadInput,
+    UnsupportedBackend,
+    UnsupportedMegatron,
+)
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import AdaptraError, BadInput, UnsupportedBackend, UnsupportedMegatron
-from megatron_adaptra.log import GOES_ON, log_line
 
 _NOT_READ = "the script has not called Megatron's training program, which reads it"
 

@@ -9,6 +9,7 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.emulate import worker_rules
@@ -16,7 +17,6 @@ from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import in_replica
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.ir.op import Op
 

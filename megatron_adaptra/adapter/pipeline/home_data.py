@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeGuard
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.op import Op
 
 

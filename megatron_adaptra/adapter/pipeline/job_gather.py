@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.store_gather import StoreGather
+from megatron_adaptra.base import waits
 from megatron_adaptra.transport.connect import patience, store_connection
 
 _gather: StoreGather | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, warmup_of

@@ -17,7 +17,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.pipeline.native import WarmupGroup
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.deps import remote_need
 from megatron_adaptra.ir.op import Kind, Op

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from megatron_adaptra.agree.agreement import Ballot, Proposal
 from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.errors import DeviceFailed
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.telemetry.estimate import SPARE

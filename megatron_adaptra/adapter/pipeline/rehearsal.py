@@ -23,7 +23,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
@@ -38,9 +37,10 @@ from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
 from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import DeviceFailed, PeerLost, ScheduleError, line_of
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.device.host import HOST
-from megatron_adaptra.errors import DeviceFailed, PeerLost, ScheduleError, line_of
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.op import Kind, Op

@@ -10,15 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.base.errors import AdaptraError, BadFile, line_of
+from megatron_adaptra.base.units import LONGEST
+from megatron_adaptra.base.user_files import read_data
 from megatron_adaptra.config import Budget
-from megatron_adaptra.errors import AdaptraError, BadFile, line_of
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line, warmup_of
 from megatron_adaptra.plan.fixed.interleaved import interleaved_line
-from megatron_adaptra.units import LONGEST
-from megatron_adaptra.user_files import read_data
 
 FORMAT = 1
 _ORDERED = ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W})  # each by microbatch, for equal bits

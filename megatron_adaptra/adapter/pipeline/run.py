@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once, waits_for_vote
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.agree.controller import Controller
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import Disagreement, PeerLost
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
-from megatron_adaptra.log import log_line
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
@@ -38,8 +37,9 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.agreement import Ballot, Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
 from megatron_adaptra.agree.controller import Controller, Member
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.config import SPLITTING
-from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial

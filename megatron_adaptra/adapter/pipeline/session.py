@@ -9,7 +9,6 @@ from typing import Any
 
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -43,13 +42,14 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_w
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import NoConnections
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
-from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
-from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.report import Memory
 

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
@@ -36,13 +35,15 @@ from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.agree.relink import Relink
 from megatron_adaptra.agree.store import KeyValueStore
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
+from megatron_adaptra.base.log import LogOnce, log_line
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
-from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
 from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.mailbox import Mailbox
@@ -54,7 +55,6 @@ from megatron_adaptra.execute.small.small_collectives import (
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport

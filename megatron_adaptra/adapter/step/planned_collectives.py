@@ -31,10 +31,10 @@ from megatron_adaptra.adapter.step.planned_groups import (
     late_in,
     of_experts,
 )
+from megatron_adaptra.base.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.cuda import captured, device_of
 from megatron_adaptra.device.host import HostDevice
-from megatron_adaptra.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.execute.planned.exchange import FLOATS, ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.shard_forms import SHARDED

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.base.errors import AdaptraError
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.small_collectives import SmallCollectives
-from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
 
 _NONE = -1.0  # Megatron's value for a rank that has none

@@ -22,7 +22,7 @@ from megatron_adaptra.adapter.pipeline.home_data import (
     loader_of,
     reads_homes,
 )
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.sync import SyncPlan
 
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import rerun_state_machine
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.adapter.compat.patches import patch
@@ -39,10 +38,11 @@ from megatron_adaptra.agree.share_vote import (
     Given,
     ShareVote,
 )
-from megatron_adaptra.errors import reason_of
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import reason_of
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's

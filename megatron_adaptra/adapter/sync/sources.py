@@ -10,8 +10,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.telemetry.host_use import HostUse

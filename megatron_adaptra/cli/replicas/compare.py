@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.output import (
     Table,
@@ -32,8 +34,6 @@ from megatron_adaptra.cli.replicas.source import (
     untreated,
 )
 from megatron_adaptra.cli.replicas.words import decision, in_table
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.replica_shares import PipelineShares, share_pipelines
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas

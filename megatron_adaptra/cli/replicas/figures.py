@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_adaptra.base.units import size
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
 from megatron_adaptra.cli.replicas.source import SHARE, Baselines
@@ -21,7 +22,6 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.replica_shares import PipelineShares
 from megatron_adaptra.plan.replicas.words import loads
 from megatron_adaptra.plan.reroute import Move, ReplicaPlan
-from megatron_adaptra.units import size
 
 MOST_ROWS = 32  # of the table of workers
 EXPLAINED = (

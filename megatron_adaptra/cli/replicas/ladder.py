@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.ladder import FULL, Ladder, Remedy, ladder_in_words
 from megatron_adaptra.plan.remedies import Situation, plan_remedies
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from megatron_adaptra.base.errors import BadInput, shown
+from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.once import given
 from megatron_adaptra.cli.output import Table, ms, note, print_json, progress, say, show_table
 from megatron_adaptra.cli.replicas.figures import MOST_ROWS
 from megatron_adaptra.cli.replicas.ladder import ladder_line, ladder_of, ladder_table
 from megatron_adaptra.cli.replicas.source import SHARE
-from megatron_adaptra.errors import BadInput, shown
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.replica_shares import PipelineShares, share_pipelines
 from megatron_adaptra.plan.shares import shares_in_words
-from megatron_adaptra.units import whole
 from megatron_adaptra.view import axis
 from megatron_adaptra.view.drawing import Drawing
 from megatron_adaptra.view.drawing import Table as DrawnTable

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.job import Job, in_words
 from megatron_adaptra.cli.output import print_json, progress, say, show_table
 from megatron_adaptra.cli.replicas.figures import headline, hidden, plan_json, worker_table
 from megatron_adaptra.cli.replicas.source import baselines, chosen_move, replica_plan_from
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.replicas.words import loads_in_words
 

@@ -6,9 +6,9 @@ import argparse
 from dataclasses import replace
 from typing import NamedTuple
 
+from megatron_adaptra.base.errors import BadFile, BadInput, ScheduleError
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.planning import stock_of, time_limit_of
-from megatron_adaptra.errors import BadFile, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions

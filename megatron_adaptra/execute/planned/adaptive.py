@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.controls import controller_of, loop_of
@@ -18,7 +17,8 @@ from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.agreed_value import agreed_value
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, seen_by_rank
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured_iterations import MeasuredIterations

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.telemetry.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 

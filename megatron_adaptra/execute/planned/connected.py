@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
+from megatron_adaptra.base.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
 from megatron_adaptra.transport.address import local_address

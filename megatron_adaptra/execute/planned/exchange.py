@@ -18,11 +18,11 @@ from concurrent.futures import TimeoutError as NotYet
 import torch
 from torch.distributed import ReduceOp
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.base.exits import before_exit, wait_at_exit
 from megatron_adaptra.execute.planned.layout import Layout, Step
 from megatron_adaptra.execute.small.reports import Reports
-from megatron_adaptra.exits import before_exit, wait_at_exit
 from megatron_adaptra.ir.collective import Action, CollectivePlan, Goal
 from megatron_adaptra.transport.base import Transport, Work
 

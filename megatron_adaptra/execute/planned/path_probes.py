@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.base import Transport
 
 PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more

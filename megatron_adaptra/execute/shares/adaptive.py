@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop
@@ -17,6 +16,7 @@ from megatron_adaptra.adapt.shares.decisions import SyncDecision
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.base import waits
 from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.telemetry.core_wait import CoreWait

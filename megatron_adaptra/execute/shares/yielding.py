@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from megatron_adaptra.processes import descendants
+from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.telemetry.host_use import HostMeter, HostUse
 
 WAITS = 0.1  # share of an iteration for which its thread waits for a core, from which it is late

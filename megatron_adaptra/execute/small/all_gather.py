@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.errors import AdaptraError, PeerLost, reason_of
+from megatron_adaptra.base.errors import AdaptraError, PeerLost, reason_of
 
 _HEAD = struct.Struct("<qq")  # number of the all-gather, payload bytes; negative: text of an error
 _ERROR_BYTES = 256  # at most, of such a text

@@ -11,9 +11,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
-from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.reduction import Native, Orders, orders_of
 from megatron_adaptra.execute.small.timing import Taken, timed

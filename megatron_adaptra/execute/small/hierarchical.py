@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
+from megatron_adaptra.base.exits import wait_at_exit
 from megatron_adaptra.execute.small.all_gather import AllGather, FlatAllGather
-from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.transport.connect import Pairs
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
 from megatron_adaptra.transport.wire import Connect

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 
 _HEAD = struct.Struct("<qqqq")  # kind, number, rank, bytes of text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Action, CollectiveOp
 
 

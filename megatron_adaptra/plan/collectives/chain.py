@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveLine, CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 

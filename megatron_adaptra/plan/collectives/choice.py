@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.base.errors import BadInput, reading
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.shard_forms import SHARDED
 from megatron_adaptra.plan.collectives.arguments import whole

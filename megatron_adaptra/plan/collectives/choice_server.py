@@ -1,7 +1,7 @@
 """Chooses all-reduces in a process of its own beside a training.
 
-`python megatron_adaptra/package.py megatron_adaptra.plan.collectives.choice_server` takes requests
-such as `{"figures": .., "in_force": .., "min_gain": 0.05}`, and answers as Chosen.to_json has it.
+`python base/package.py megatron_adaptra.plan.collectives.choice_server` takes requests such as
+`{"figures": .., "in_force": .., "min_gain": 0.05}`, and answers as Chosen.to_json has it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import gcd
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
-from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.base.errors import BadInput, reading
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.base.errors import BadFile, BadInput
+from megatron_adaptra.base.user_files import read_text
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.user_files import read_text
 
 
 def read_plan(path: str, field: str, names: str, ranks: int | None = None) -> CollectivePlan:

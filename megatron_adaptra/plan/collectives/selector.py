@@ -15,7 +15,7 @@ from functools import cache, partial
 from statistics import median_low
 from typing import Any
 
-from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.base.errors import BadInput, reading
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.figures import STANDS_OUT, Figures

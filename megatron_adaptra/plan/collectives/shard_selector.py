@@ -14,7 +14,7 @@ all-reduce and a copy: that is what is predicted.
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.figures import Figures

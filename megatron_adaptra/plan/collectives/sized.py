@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce, best_pieces
 from megatron_adaptra.plan.collectives.chain import sorted_chain

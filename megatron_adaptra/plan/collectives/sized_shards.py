@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.model.shard_forms import SHARDED, best_shard_pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveLine, CollectiveOp, CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, Rounds, power_of_two_rounds

@@ -7,7 +7,7 @@ device's share of the warmup shrinks with the number of chunks, for as many time
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule

@@ -8,7 +8,7 @@ just when 1F1B would idle.
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.transport.engine.nccl_numbers import number
 
 FAMILY, RANGE = "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE"

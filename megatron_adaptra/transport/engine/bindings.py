@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from megatron_adaptra.package import HERE, how_to_build
+from megatron_adaptra.base.package import HERE, how_to_build
 from megatron_adaptra.transport.engine.addresses import ANY, Choice
 
 if TYPE_CHECKING:

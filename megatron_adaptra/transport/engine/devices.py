@@ -7,7 +7,7 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_adaptra.errors import MissingPackage
+from megatron_adaptra.base.errors import MissingPackage
 
 _SYSFS = Path("/sys/class/infiniband")
 _KINDS = ("InfiniBand", "RoCE v1", "RoCE v2")  # of addresses, as verbs number them

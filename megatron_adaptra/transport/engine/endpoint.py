@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.exits import at_exit
+from megatron_adaptra.base.errors import AdaptraError, PeerLost
+from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.transport.address import fault_here, interface_of
 from megatron_adaptra.transport.descriptors import make_room
 from megatron_adaptra.transport.engine.bindings import missing_tls, new_engine

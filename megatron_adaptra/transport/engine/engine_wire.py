@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
-from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.engine.endpoint import Endpoint

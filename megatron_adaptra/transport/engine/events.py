@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megatron_adaptra.log import GOES_ON, LogFile, log_line
+from megatron_adaptra.base.log import GOES_ON, LogFile, log_line
 
 _MOST = 1000  # events that are kept
 

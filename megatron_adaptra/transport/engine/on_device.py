@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import DeviceFailed, PeerLost
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Copies
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
-from megatron_adaptra.errors import DeviceFailed, PeerLost
-from megatron_adaptra.log import log_line
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import (

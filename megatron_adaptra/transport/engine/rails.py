@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.device.pci import SYSFS, nearest
-from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.transport.engine.addresses import (
     ANY,
     FAMILY,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.emulate.links import LinkEmulator
-from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport import base
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
 from megatron_adaptra.transport.engine.bindings import Work

@@ -1,6 +1,6 @@
 """The same pictures as PNG, by matplotlib."""
 
-from megatron_adaptra.errors import MissingPackage
+from megatron_adaptra.base.errors import MissingPackage
 
 
 def no_matplotlib() -> MissingPackage:

@@ -13,8 +13,8 @@ from fakes.controlled_cuda.gpu import Driver, Side, run, two, until
 from patience import PATIENCE
 from seeding import new_seed
 
+from megatron_adaptra.base.errors import DeviceFailed, PeerLost
 from megatron_adaptra.device import staging
-from megatron_adaptra.errors import DeviceFailed, PeerLost
 
 LATE = 0.02  # seconds by which streams are late, at most
 

@@ -9,9 +9,9 @@ from controlled.test_messages import is_all, memory
 from fakes.controlled_cuda.gpu import Driver, run, two
 from patience import PATIENCE, in_time
 
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import parse_rules
-from megatron_adaptra.errors import PeerLost
 
 DELAY, LATE = 0.15, 0.1  # seconds
 

@@ -11,8 +11,8 @@ import torch
 from fakes.controlled_cuda.gpu import Driver, run, two, until
 from patience import PATIENCE, in_time
 
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.device import cuda
-from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 
 SIZE = 300_000  # bytes

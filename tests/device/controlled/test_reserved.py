@@ -17,7 +17,7 @@ from megatron_adaptra.adapter.pipeline.pinned_vote import (
 )
 from megatron_adaptra.agree.agreement import Ballot, Proposal
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links, scheduled
-from megatron_adaptra.errors import DeviceFailed
+from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule
 

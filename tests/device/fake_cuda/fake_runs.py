@@ -14,7 +14,7 @@ from typing import Any
 
 from fakes.cuda import building, machine
 
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 
 HERE = Path(__file__).parent
 PATIENCE = 120.0  # seconds; against hanging

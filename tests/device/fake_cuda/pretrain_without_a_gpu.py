@@ -7,8 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.errors import DeviceFailed
 
 SCRIPT = Path(__file__).resolve().parents[2] / "train" / "ranks" / "pretrain_gpt_small.py"
 

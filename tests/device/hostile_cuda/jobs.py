@@ -6,8 +6,8 @@ import functools
 import random
 from dataclasses import dataclass
 
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.emulate.rules import LinkRule
-from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower

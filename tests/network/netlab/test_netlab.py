@@ -16,9 +16,9 @@ import pytest
 from labs import COMMAND, CONNECTED, lab
 from patience import TooLate, decided, in_time
 
+from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.emulate.rules import LinkRule, parse_rules
 from megatron_adaptra.emulate.scenario import hosts_in, load_rules
-from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.shaper import choose
 from megatron_adaptra.netlab.user import give

@@ -8,8 +8,8 @@ import sys
 import pytest
 from labs import CONNECTED, lab
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.rules import PortRule, parse_port_rules
-from megatron_adaptra.errors import BadInput
 
 # Host 0 sends 2 MB to each other host, or gets them: first one after the other, then at once.
 # Prints how much longer it took them one after the other.

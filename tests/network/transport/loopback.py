@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.emulate.links import DelayLine
-from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Buffer, Stamps, Traits
 
 _Key = tuple[int, int, int]  # source, target, tag

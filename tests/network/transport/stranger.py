@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 
-from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.base.processes import die_with_parent
 
 KEPT, PAUSE = 300, 0.01
 HELLO = 84

@@ -21,7 +21,7 @@ from fakes.controlled_verbs.pair import (
 )
 from fakes.controlled_verbs.verbs import DEVICES, INFINIBAND, Fabric, run
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.transport.engine import rails
 from megatron_adaptra.transport.engine.addresses import ANY, VERSION, Choice, choice, left_out
 from megatron_adaptra.transport.engine.bindings import new_engine, ports

@@ -10,7 +10,7 @@ from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import KINDS, PROCESSES, full, run
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.wire import GlooWire
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE
 from transport.ranks import KINDS, PROCESSES, Processes, full, run, threads, until
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.gloo import open_links
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

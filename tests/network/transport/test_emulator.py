@@ -11,10 +11,10 @@ from patience import PATIENCE, longer_and_longer
 from seeding import new_seed
 from transport.ranks import threads, until
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import LinkRule, parse_link, parse_rules
 from megatron_adaptra.emulate.scenario import load_rules
-from megatron_adaptra.errors import BadInput
 
 SCENARIO = "configs/scenarios/slow_link.yaml"
 

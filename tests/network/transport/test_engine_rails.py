@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from controlled.test_pci import Machine
 
-from megatron_adaptra.errors import BadInput, MissingPackage
+from megatron_adaptra.base.errors import BadInput, MissingPackage
 from megatron_adaptra.transport.address import chosen_by_nccl, local_address
 from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.devices import device_ports

@@ -19,7 +19,7 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.wiretap import Wiretap
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.engine.bindings import missing_tls, new_engine
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
 

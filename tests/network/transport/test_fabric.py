@@ -11,7 +11,7 @@ from fakes.controlled_verbs.pair import IPV4, Pair, changed, put, two_ranks
 from fakes.controlled_verbs.verbs import DEVICES, GRH_REQUIRED, INFINIBAND, Change, Fabric, run
 from patience import PATIENCE
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.transport.engine.addresses import ANY
 from megatron_adaptra.transport.engine.rails import Rail, Service, fabric
 

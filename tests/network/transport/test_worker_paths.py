@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seeding import new_seed
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import LinkRule, in_replica, parse_path, parse_rules
 from megatron_adaptra.emulate.scenario import check_rules, hosts_in, load_rules
-from megatron_adaptra.errors import BadInput
 
 STAGES, REPLICAS = 3, 2  # workers 0, 1, 2 and 3, 4, 5
 

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import schedules  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 import megatron_adaptra  # noqa: E402
-from megatron_adaptra.errors import UnsupportedBackend  # noqa: E402
+from megatron_adaptra.base.errors import UnsupportedBackend  # noqa: E402
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 mpu.initialize_model_parallel(pipeline_model_parallel_size=2, create_gloo_process_groups=False)

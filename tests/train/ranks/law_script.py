@@ -31,10 +31,10 @@ from law import Discovery, Fault, Site
 from megatron.core import parallel_state as mpu
 from rank_of_job import mean_losses, of_all_ranks
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
+from megatron_adaptra.base import waits
 from megatron_adaptra.config import AdaptraConfig
 
 

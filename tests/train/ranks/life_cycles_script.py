@@ -28,9 +28,9 @@ if not torch.cuda.is_available():
 import torch.distributed as dist
 from rank_of_job import begin, of_all_ranks, show
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
+from megatron_adaptra.base import waits
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.schedule import Schedule

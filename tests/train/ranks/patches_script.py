@@ -33,8 +33,8 @@ from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, is_there  # noqa: E402
 from megatron_adaptra.adapter.compat.profiles import profile  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.base.errors import UnsupportedMegatron  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.errors import UnsupportedMegatron  # noqa: E402
 from megatron_adaptra.plan.initial import starting_schedule  # noqa: E402
 from megatron_adaptra.telemetry.probe import Probe  # noqa: E402
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import EngineTransport
 

@@ -201,7 +201,7 @@ def test_what_is_installed_is_built_from_where_it_came_from(place: Place, tmp_pa
     site = tmp_path / "site"
     left_out = shutil.ignore_patterns("__pycache__", ENGINE)
     shutil.copytree(PACKAGE, site / PACKAGE.name, ignore=left_out)
-    ask = ("-c", "from megatron_adaptra.package import how_to_build; print(how_to_build())")
+    ask = ("-c", "from megatron_adaptra.base.package import how_to_build; print(how_to_build())")
     says = place.run(*ask, cwd=place.outside, PYTHONPATH=str(site)).stdout
     pip = f"{place.python} -m pip install --no-deps --force-reinstall"
     assert says == f"install g++, then in a clone of the project: {pip} .\n"

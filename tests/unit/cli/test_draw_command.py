@@ -7,9 +7,9 @@ import pytest
 from commands import SMALL, process, strict, without_matplotlib
 from pages import SVG, page, png_size, titles, words
 
+from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.files import MARKER
 from megatron_adaptra.cli.draw import targets
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.files import MARKER
 from megatron_adaptra.ir.timeline import Timeline
 
 ALL = ("ascii", "svg", "png", "html", "trace")

@@ -12,6 +12,7 @@ from runtime.voted_group import BUFFER, RATE, VotedGroup
 from view.view_sample import sample_report
 
 from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,
@@ -21,7 +22,6 @@ from megatron_adaptra.demo.all_reduces import (
     why_native,
 )
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, natively
 from megatron_adaptra.view import reductions

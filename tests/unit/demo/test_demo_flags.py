@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.emulate.rules import PortRule
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.view.findings import headline, setting, slow_noun
 from megatron_adaptra.view.report import Report
 

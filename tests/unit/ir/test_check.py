@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ir.graph import runs
 from ir.strategies import of_depths, random_depths, random_schedule, seeds
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.program import Program, lower

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.plan.collectives.ring import ring

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.strategies import of_depths, random_depths, random_schedule, seeds
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.posting import posted_ahead

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import replica_conditions, replica_schedules, schedules
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions

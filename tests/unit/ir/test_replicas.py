@@ -9,7 +9,7 @@ from ir.graph import runs
 from ir.served import assert_served
 from ir.strategies import random_replicas, random_schedule, seeds
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, ops, schedules, seconds
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import random_replicas, random_schedule, seeds
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.deps import consumer, maker, makes, needs
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.routes import Routes, parse_worker, worker_name

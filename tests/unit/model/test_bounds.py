@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ir.strategies import of_depths, random_conditions, random_depths, random_schedule, seeds
 from plan.small_cases import OPTIMA, small_case
 
-from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.ir.in_flight import peak_in_flight

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pairwise import covering
 from seeding import new_seed
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Kind

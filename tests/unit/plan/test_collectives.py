@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan.in_memory import random_buffers, run_in_memory, without_one_message
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without

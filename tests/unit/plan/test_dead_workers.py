@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.base.errors import BadFile, BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op

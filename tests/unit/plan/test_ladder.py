@@ -10,8 +10,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan import remedies

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan.all_reduce_patterns import KINDS, count_near, native, seconds_of
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice

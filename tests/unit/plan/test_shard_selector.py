@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState

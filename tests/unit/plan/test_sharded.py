@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan.in_memory import random_buffers, run_in_memory
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.sharded import (
     direct_all_gather,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.plan import make_plan

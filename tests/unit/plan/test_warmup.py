@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, of_depths, random_conditions, seeds
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.ir.program import lower

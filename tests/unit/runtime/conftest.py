@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra import waits
+from megatron_adaptra.base import waits
 
 
 @pytest.fixture(autouse=True)

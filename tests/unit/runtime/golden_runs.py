@@ -26,7 +26,6 @@ from runtime.voted_group import BUFFER, RATE, VotedGroup
 from runtime.voted_job import STEP, VotedJob
 from runtime.voted_ranks import VotedRanks
 
-from megatron_adaptra import log, waits
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
@@ -42,7 +41,8 @@ from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, st
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.agree.reductions import ALL_REDUCE
 from megatron_adaptra.agree.store import KeyValueStore
-from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.base import log, waits
+from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE

@@ -21,7 +21,7 @@ from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.execute.planned import adaptive as group
 from megatron_adaptra.execute.planned import path_probes
 from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce

@@ -16,7 +16,7 @@ from runtime.pipeline import schedule
 
 from megatron_adaptra.agree.agreement import Ballot, Proposal
 from megatron_adaptra.agree.bundle import scheduled
-from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.base.errors import Disagreement
 
 OLD, NEW = scheduled(schedule((3, 2, 1), 4)), scheduled(schedule((4, 3, 1), 4))
 MEMBERS = (1, 2)

@@ -12,7 +12,7 @@ from runtime.pipeline import schedule
 
 from megatron_adaptra.agree.agreement import LONGEST_SWAP_LEAD, Ballot, Proposal, pack, unpack
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, ValueKind, scheduled
-from megatron_adaptra.errors import BadBundle, BadInput, Disagreement, ScheduleError
+from megatron_adaptra.base.errors import BadBundle, BadInput, Disagreement, ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 

@@ -20,8 +20,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from transport.ranks import run
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ddp import _reduce, _State, all_reduce_hook
-from megatron_adaptra.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "configs/examples/ddp_hook.py"

@@ -14,8 +14,8 @@ from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import Processes, run, until
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import Action, CollectivePlan

@@ -13,8 +13,8 @@ from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import run
 
-from megatron_adaptra import exits
-from megatron_adaptra.errors import BadInput, Disagreement
+from megatron_adaptra.base import exits
+from megatron_adaptra.base.errors import BadInput, Disagreement
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.direct import direct

@@ -8,9 +8,9 @@ import pytest
 from patience import PATIENCE
 from transport.ranks import until
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree import guard as module
 from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.base import waits
 
 
 class Probe:

@@ -12,7 +12,7 @@ from patience import PATIENCE
 from seeding import new_seed
 from transport.ranks import Processes
 
-from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.base.errors import AdaptraError, PeerLost
 from megatron_adaptra.execute.small.all_gather import FlatAllGather
 from megatron_adaptra.execute.small.hierarchical import HierarchicalAllGather, Links
 from megatron_adaptra.transport.connect import connect, new_devices

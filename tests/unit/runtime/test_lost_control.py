@@ -18,7 +18,6 @@ from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, RankFixture, until
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
@@ -28,7 +27,8 @@ from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import Member
 from megatron_adaptra.agree.relink import Relink
 from megatron_adaptra.agree.store import KeyValueStore
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.gloo import GlooTransport

@@ -19,7 +19,7 @@ from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import until
 
-from megatron_adaptra.errors import PeerLost, ScheduleError
+from megatron_adaptra.base.errors import PeerLost, ScheduleError
 from megatron_adaptra.execute.executor import execute
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.watchdog import Watchdog

@@ -23,19 +23,19 @@ from runtime.voted_group import BUFFER, VotedGroup
 from seeding import new_seed
 from transport.ranks import until
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt import planning_process
 from megatron_adaptra.adapt.planners import ChoiceProcess
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions import remedy as loop
 from megatron_adaptra.adapt.reductions.remedy import LOOK
-from megatron_adaptra.errors import PlanningFailed
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PlanningFailed
+from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.plan.collectives import selector
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.choice_server import choose
 from megatron_adaptra.plan.collectives.figures import Figures
 from megatron_adaptra.plan.planning_server import NICE
-from megatron_adaptra.processes import descendants
 from megatron_adaptra.sim.ports import Ports
 
 Serve = Callable[[str], None]

@@ -26,9 +26,9 @@ from megatron_adaptra.adapt.record import (
     shortened,
 )
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.errors import BadFile
+from megatron_adaptra.base.errors import BadFile
+from megatron_adaptra.base.log import LogFile
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.log import LogFile
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import StageReport
 

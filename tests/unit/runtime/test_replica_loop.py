@@ -24,7 +24,7 @@ from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 

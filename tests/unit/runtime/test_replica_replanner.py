@@ -22,8 +22,8 @@ from megatron_adaptra.adapt.routes.replanner import (
 )
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.trial import AFTER, FIRST_BLOCK, LONGER
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import Budget
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.plan.fixed.baselines import first_schedule

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.planners import RouteProcess
-from megatron_adaptra.errors import PlanningFailed
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PlanningFailed
+from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.route_server import search
-from megatron_adaptra.processes import descendants
 
 OPS = 5_000
 REPLICAS = 60

@@ -16,13 +16,13 @@ from runtime.voted_ranks import VotedRanks
 from telemetry.records import record
 from transport.ranks import Processes, RankFixture, until
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import starting_ballot
+from megatron_adaptra.base import waits
 from megatron_adaptra.telemetry.estimate import Estimator
 
 MIB = 1 << 20

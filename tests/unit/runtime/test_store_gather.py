@@ -8,9 +8,9 @@ from runtime.pipeline import on_threads
 from seeding import new_seed
 from transport.ranks import until
 
-from megatron_adaptra import waits
 from megatron_adaptra.agree.store_gather import StoreGather
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

@@ -21,7 +21,7 @@ from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.adapt.shares.ladder import cheaper_remedies
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle
-from megatron_adaptra.errors import BadBundle, BadInput
+from megatron_adaptra.base.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import Speed
 from megatron_adaptra.telemetry.host_use import HostUse

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from patience import PATIENCE
 from transport.ranks import Processes, until
 
-from megatron_adaptra import waits
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.execute.process_location import ProcessLocation, visible_pids
 from megatron_adaptra.execute.watchdog import Watchdog

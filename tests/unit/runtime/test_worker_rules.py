@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seeding import new_seed
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_rules import (
     WorkerRule,
@@ -18,7 +19,6 @@ from megatron_adaptra.emulate.worker_rules import (
     load_slowness,
     parse_slowness,
 )
-from megatron_adaptra.errors import BadInput
 
 STAGES, REPLICAS = 4, 2
 

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 from seeding import new_seed
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce_forms import (
     ALGORITHMS,

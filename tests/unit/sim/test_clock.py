@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ir.strategies import of_depths, random_conditions, random_depths, random_schedule, seeds
 from sim.reference import reference_seconds
 
-from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind

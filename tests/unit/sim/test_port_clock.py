@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import pytest
 from seeding import new_seed
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.model.all_reduce import all_reduce_bound

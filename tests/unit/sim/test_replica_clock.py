@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ir.strategies import random_replica_conditions, random_replicas, seeds
 from sim.reference import reference_seconds
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import COMPUTE

@@ -8,7 +8,7 @@ import random
 import pytest
 from seeding import new_seed
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.model.all_reduce_forms import AllReduce

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.late_ranks import messages
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.telemetry import late_ranks
 from megatron_adaptra.telemetry.arrivals import arrivals, by_path
 from megatron_adaptra.telemetry.late_ranks import LateRanks

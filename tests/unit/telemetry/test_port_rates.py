@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.sim.ports import Ports, run_on_ports

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.records import report
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import Budget
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.routes import Path

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.replica_runs import COUNT, KINDS, SECONDS, iteration, made
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.plan.shares import share_by_speed
 from megatron_adaptra.telemetry.forecast import FORECASTS
 from megatron_adaptra.telemetry.replica_speed import Outside, ReplicaSpeeds

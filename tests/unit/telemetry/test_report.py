@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.records import job, record, stock, stock_records
 
-from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.telemetry.report import (
     VERSION,
     Collective,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from telemetry.records import record, report
 from telemetry.workers import jittery
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.telemetry.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
 
 STAGES = 3

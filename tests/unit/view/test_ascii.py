@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_sample import measured, plan
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Span, Timeline

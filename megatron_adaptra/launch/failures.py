@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from megatron_adaptra.errors import line_of
-from megatron_adaptra.log import GOES_ON
+from megatron_adaptra.base.errors import line_of
+from megatron_adaptra.base.log import GOES_ON
 
 _FILE = "TORCHELASTIC_ERROR_FILE"  # which torchrun gives each rank
 _OURS = "adaptra: "

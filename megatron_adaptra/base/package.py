@@ -3,7 +3,7 @@
 `python -m` looks into the working folder first, and so do torchrun's ranks: in a clone they find
 the source tree, not what is installed. So our own processes begin with this file, as a script:
 
-    python .../megatron_adaptra/package.py MODULE [its arguments]
+    python .../megatron_adaptra/base/package.py MODULE [its arguments]
 
 runs a module of the package in whose folder this file is. For everything else sys.path is that of
 `python -m MODULE`.
@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 NAME = "megatron_adaptra"
 _FILE = os.path.abspath(__file__)
-HERE = os.path.dirname(_FILE)
+HERE = os.path.dirname(os.path.dirname(_FILE))
 # Whether Python was started with -P, or PYTHONSAFEPATH: it then adds no folder to sys.path.
 SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
 
@@ -84,7 +84,7 @@ def prefer_installed(module: str) -> None:
     if _has_engine(HERE) or not _has_engine(other := _found_without_working_folder()):
         return
     if os.environ.get("RANK", "0") == "0":
-        from megatron_adaptra.log import log_line
+        from megatron_adaptra.base.log import log_line
 
         log_line(f"the installed {other} runs, for {HERE} has no engine; {how_to_build()}")
     _run(other, module)

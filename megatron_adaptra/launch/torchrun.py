@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from megatron_adaptra.errors import Interrupted
-from megatron_adaptra.package import command, script
-from megatron_adaptra.processes import started
+from megatron_adaptra.base.errors import Interrupted
+from megatron_adaptra.base.package import command, script
+from megatron_adaptra.base.processes import started
 
-_AGENT = "megatron_adaptra.agent"
+_AGENT = "megatron_adaptra.launch.agent"
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 LONGEST_LINE = 2**16  # bytes; what goes on longer comes in parts
 

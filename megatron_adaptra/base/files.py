@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron_adaptra.errors import BadFile
+from megatron_adaptra.base.errors import BadFile
 
 MARKER = ".adaptra-results"
 _MARK = "adaptra has made this folder, and replaces the files that it writes here.\n"

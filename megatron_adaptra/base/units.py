@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from itertools import groupby
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.base.errors import BadInput
 
 LONGEST = 1e9  # seconds: what a wait can last, and more than a delay ever is
 _LONG = 60  # characters

@@ -1,6 +1,6 @@
 """torchrun's agent, the process above a host's ranks: as torchrun, but it leaves no folder behind.
 
-    python .../megatron_adaptra/package.py megatron_adaptra.agent [--tmp FOLDER] <words of torchrun>
+    python .../base/package.py megatron_adaptra.launch.agent [--tmp FOLDER] <words of torchrun>
 
 It says in one line, the last one, which rank has ended first and why. A signal ends it with 128 and
 the signal's number. `--tmp`: the ranks' temporary files are there, and go with it, too.
@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from tempfile import mkdtemp
 from typing import Any, NoReturn
 
-from megatron_adaptra.errors import AdaptraError, MissingPackage, line_of
-from megatron_adaptra.failures import consequence, ended_by
-from megatron_adaptra.log import log_line
+from megatron_adaptra.base.errors import AdaptraError, MissingPackage, line_of
+from megatron_adaptra.base.log import log_line
+from megatron_adaptra.launch.failures import consequence, ended_by
 
 TMP = "--tmp"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

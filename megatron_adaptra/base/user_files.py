@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.errors import BadFile, line_of, shown
+from megatron_adaptra.base.errors import BadFile, line_of, shown
 
 MOST_BYTES = 2**26  # a schedule of a million ops takes a fifth of it
 MOST_YAML = 2**18  # which takes seconds: YAML is read a thousand times more slowly than JSON

@@ -1,0 +1,1 @@
+"""Units, files, logs, waits and processes: nothing of pipelines."""

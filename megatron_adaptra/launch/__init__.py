@@ -1,0 +1,1 @@
+"""The process that starts ranks, and what it reports of those that end."""
