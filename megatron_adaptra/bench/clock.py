@@ -27,8 +27,8 @@ class Clock:
         locations: list[ProcessLocation] = [ProcessLocation.here()] * options.ranks
         dist.all_gather_object(locations, ProcessLocation.here())
         self.machines = clock_ids(locations)
-        delays = [options.apart, *(rule.delay for rule in options.rules)]
-        self._ahead = max(delays) * 4 * options.ranks
+        delay = max((rule.delay for rule in options.rules), default=0.0)
+        self._ahead = delay * 4 * options.ranks
         self._offset = 0.0
         for rank, machine in enumerate(self.machines):
             if machine != self.machines[0] and dist.get_rank() in (0, rank):

@@ -77,7 +77,7 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
         elif line.strip():
             lines.append(line.strip())
 
-    if options.in_lab:
+    if options.rules:
         status = _in_lab(options, environment, on_line, say)
     else:
         status = run_ranks(options.ranks, _WORKER, [options.dump()], environment, on_line)
@@ -93,7 +93,7 @@ def _in_lab(
     say: Callable[[str], None],
 ) -> int:
     """Run one rank per host of a laboratory; returns the highest exit status."""
-    with Lab(options.ranks, options.rules, ports=options.ports, delay=options.apart) as lab:
+    with Lab(options.ranks, options.rules) as lab:
         for measured in lab.measure():
             if measured.fault:
                 link = f"{measured.rule.source}>{measured.rule.target}"

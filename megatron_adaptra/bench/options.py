@@ -9,20 +9,18 @@ from typing import Any
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.bench.sizes import LARGEST
-from megatron_adaptra.emulate.rules import LinkRule, PortRule
+from megatron_adaptra.emulate.rules import LinkRule
 from megatron_adaptra.emulate.scenario import load_rules
 
 KiB, MiB = 1 << 10, 1 << 20
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64
-P2P, COLLECTIVE, HOL, ALLREDUCE = "p2p", "collective", "hol", "allreduce"
-SUMS = (COLLECTIVE, ALLREDUCE)  # of numbers of four bytes
+P2P, COLLECTIVE, HOL = "p2p", "collective", "hol"
 RESULT = "@adaptra "  # before the rows, as rank 0 prints them
-LEAST = {P2P: 8, COLLECTIVE: 4, HOL: 8, ALLREDUCE: 4}  # bytes of a message
+LEAST = {P2P: 8, COLLECTIVE: 4, HOL: 8}  # bytes of a message
 SIZES = {
     P2P: tuple(4 * KiB << 2 * n for n in range(9)),  # to 256 MiB
     COLLECTIVE: (4, 256, 4 * KiB, 64 * KiB),
     HOL: (64 * KiB, MiB, 16 * MiB),
-    ALLREDUCE: (3_200_000,),
 }
 
 
@@ -30,8 +28,9 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
     """Raise BadInput, with the `flag` they came by, for `sizes` that `what` cannot measure."""
     least = LEAST[what]
     for size in sizes:
-        if not least <= size <= LARGEST or (what in SUMS and size % 4):
-            of = " that are a multiple of 4" if what in SUMS else ""
+        of_numbers = what == COLLECTIVE  # of four bytes
+        if not least <= size <= LARGEST or (of_numbers and size % 4):
+            of = " that are a multiple of 4" if of_numbers else ""
             raise BadInput(flag, size, f"it has to be {least} to {LARGEST} bytes{of}")
     if not 1 <= len(sizes) <= MOST_SIZES:
         raise BadInput(flag, len(sizes), f"it has to be 1 to {MOST_SIZES} sizes")
@@ -39,7 +38,7 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """`what`: one of SIZES. `sizes`: bytes. `ranks`: processes, two but for sums.
+    """`what`: one of SIZES. `sizes`: bytes. `ranks`: processes, two but for collectives.
 
     `rounds`: whose median is reported. `link`: of a laboratory, between any two ranks, as the part
     of a rule behind the colon (40ms,bandwidth=100MB/s); empty: this machine as it is.
@@ -71,21 +70,6 @@ class Options:
         pairs = [(a, b) for a in range(self.ranks) for b in range(a + 1, self.ranks)]
         texts = [f"{a}-{b}:{self.link}" for a, b in pairs]
         return load_rules(texts, self.ranks, network=True, flag="--link")
-
-    @property
-    def ports(self) -> list[PortRule]:
-        """Rates of the laboratory's hosts; none without."""
-        return []
-
-    @property
-    def apart(self) -> float:
-        """Seconds from each host to each other one beside what links have."""
-        return 0.0
-
-    @property
-    def in_lab(self) -> bool:
-        """Whether each rank is a host of a laboratory."""
-        return bool(self.rules or self.ports)
 
     @property
     def least_seconds(self) -> dict[int, float]:

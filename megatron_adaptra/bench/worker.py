@@ -14,22 +14,19 @@ import torch.distributed as dist
 from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.base.processes import die_with_parent
-from megatron_adaptra.bench import allreduce, collective, hol, p2p
-from megatron_adaptra.bench.allreduce_options import AllReduceOptions
-from megatron_adaptra.bench.options import ALLREDUCE, COLLECTIVE, HOL, P2P, RESULT, Options
+from megatron_adaptra.bench import collective, hol, p2p
+from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P, RESULT, Options
 
-_ROWS: dict[str, Callable[[Any, int], list[dict[str, Any]]]] = {
+_ROWS: dict[str, Callable[[Options, int], list[dict[str, Any]]]] = {
     P2P: p2p.rows,
     COLLECTIVE: collective.rows,
     HOL: hol.rows,
-    ALLREDUCE: allreduce.rows,
 }
 
 
 def main(text: str) -> int:
     """Measure; `text`: the options, as `Options.dump` gives them. The exit status."""
-    kind = AllReduceOptions if json.loads(text)["what"] == ALLREDUCE else Options
-    rows = measure_as_rank(kind.load(text))
+    rows = measure_as_rank(Options.load(text))
     if rows is not None:
         print(RESULT + json.dumps(rows), flush=True)
     return 0

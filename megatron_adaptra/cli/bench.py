@@ -23,7 +23,6 @@ from megatron_adaptra.bench.options import (
     check_sizes,
 )
 from megatron_adaptra.bench.sizes import sizes_between, sizes_of
-from megatron_adaptra.cli import bench_allreduce
 from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.transport.engine.rails import fabric
@@ -76,7 +75,6 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
-    bench_allreduce.add_parser(kinds)
     for kind, (brief, description) in _ABOUT.items():
         each = kinds.add_parser(
             kind,

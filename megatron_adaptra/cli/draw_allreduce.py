@@ -38,9 +38,7 @@ _OURS = ("ranks", "late_ranks", "late", "bytes", "host", "delay", "message_cost"
 
 def add_allreduce(parser: argparse.ArgumentParser) -> None:
     """The flags that describe an all-reduce."""
-    group = parser.add_argument_group(
-        "an all-reduce, instead of a pipeline's schedule", "flags as of `adaptra bench allreduce`"
-    )
+    group = parser.add_argument_group("an all-reduce, instead of a pipeline's schedule")
     add = partial(group.add_argument, action=Once)
     add(FLAG, metavar="HOW",
         help=f"{', '.join(ALGORITHMS)}; {_AUTO}, the fastest by the simulator, native's ring where "

@@ -9,7 +9,7 @@ from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 
 
-def chart_section(chart: XYChart, *below: str) -> str:
-    """A card with a chart and its legend, and what stands `below` it: markup."""
+def chart_section(chart: XYChart) -> str:
+    """A card with a chart and its legend: markup."""
     picture = element("div", xy_chart_svg(chart), class_="scroll")
-    return section(chart.title, curves_legend(chart.curves), picture, *below, note=chart.note)
+    return section(chart.title, curves_legend(chart.curves), picture, note=chart.note)
