@@ -32,7 +32,7 @@ from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
 from megatron_adaptra.model.shard_forms import SHARDED
-from megatron_adaptra.netlab.ports import payload
+from megatron_adaptra.netlab.ports import PORT_MTU
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, MESSAGE, for_gradients, sized
 from megatron_adaptra.plan.collectives.sized_shards import for_shards, sharded
 from megatron_adaptra.sim.ports import Ports, run_on_ports
@@ -41,6 +41,7 @@ NATIVE, RING = "native", "ring"
 TIMEOUT = 120.0  # seconds for a message
 REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order
 DELAY = 0.3e-3  # seconds from a host to another one: two devices, and two processes that wake up
+PAYLOAD = (PORT_MTU - 52) / (PORT_MTU + 14)  # of a full packet: without heads of TCP and Ethernet
 TURN = 64 << 10  # bytes: what the kernel takes from one TCP connection at a time
 Ways = dict[str, Callable[[torch.Tensor], object]]
 
@@ -65,7 +66,7 @@ class Job:
             self.algorithms = [name for name in self.algorithms if name != "stragglar"]
         self.ports = None
         if self.rates:
-            rates = [payload(rate) for rate in self.rates]
+            rates = [PAYLOAD * rate for rate in self.rates]
             self.ports = Ports.equal(rates, DELAY + self.delay, turn=TURN)
 
     def plan(self, name: str, nbytes: int) -> CollectivePlan:

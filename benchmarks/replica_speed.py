@@ -13,7 +13,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -21,8 +22,7 @@ from typing import Any
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.telemetry.forecast import FORECASTS, HORIZON
-from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
+from megatron_adaptra.telemetry.replica_speed import WINDOW, ReplicaSpeeds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
@@ -30,6 +30,63 @@ from telemetry.replica_runs import KINDS, Run, Samples, made
 
 FIRST = 20  # iterations before the first forecast
 REPLICAS = (2, 4, 8)
+HORIZON = 10  # iterations after a decision for which its plan is judged
+LAMBDA = 0.3  # weight of the newest of an EWMA's samples, as in telemetry/detect.py
+LEVEL, TREND = 0.3, 0.1  # Holt's alpha and beta
+LEAST = 0.1  # of the level: a trend that leads below is not believed
+
+
+def last_value() -> Callable[[float], float]:
+    """Takes the next seconds of a line, and says what is expected of the next HORIZON iterations.
+
+    So do the other three.
+    """
+    return lambda seconds: seconds
+
+
+def ewma() -> Callable[[float], float]:
+    """An exponentially weighted moving average (Roberts 1959, see telemetry/detect.py)."""
+    average: list[float] = []
+
+    def add(seconds: float) -> float:
+        before = average[0] if average else seconds
+        average[:] = [LAMBDA * seconds + (1 - LAMBDA) * before]
+        return average[0]
+
+    return add
+
+
+def running_median() -> Callable[[float], float]:
+    """As ReplicaSpeeds has it: a few of WINDOW samples that are far off do not move it."""
+    samples: deque[float] = deque(maxlen=WINDOW)
+
+    def add(seconds: float) -> float:
+        samples.append(seconds)
+        return median(samples)
+
+    return add
+
+
+def holt() -> Callable[[float], float]:
+    """A level and a trend, both exponentially weighted; half of the HORIZON ahead.
+
+    Source: Holt, "Forecasting Seasonals and Trends by Exponentially Weighted Moving Averages"
+    (1957; International Journal of Forecasting 20, 2004), sections 2 and 3.
+    """
+    line: list[float] = []
+
+    def add(seconds: float) -> float:
+        level, trend = seconds, 0.0
+        if line:
+            level = LEVEL * seconds + (1 - LEVEL) * sum(line)
+            trend = TREND * (level - line[0]) + (1 - TREND) * line[1]
+        line[:] = [level, trend]
+        return max(level + trend * (HORIZON + 1) / 2, LEAST * level)
+
+    return add
+
+
+FORECASTS = {"ewma": ewma, "last": last_value, "median": running_median, "holt": holt}
 
 
 def arguments() -> argparse.Namespace:
@@ -86,9 +143,9 @@ def errors(run: Run) -> dict[str, tuple[list[float], list[float]]]:
         for replica, (seconds, count) in row.items():
             after = mean(s / m for s, m in (r[replica] for r in rows[i + 1 : i + 1 + HORIZON]))
             for name, line in lines.items():
-                line[replica].add(seconds / count)
+                expected = line[replica](seconds / count)
                 if i >= FIRST:
-                    error = abs(line[replica].value() / after - 1)
+                    error = abs(expected / after - 1)
                     found[name][0].append(error)
                     if decided:
                         found[name][1].append(error)

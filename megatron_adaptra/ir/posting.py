@@ -12,15 +12,14 @@ from itertools import pairwise
 
 from megatron_adaptra.ir.deps import Token
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
+from megatron_adaptra.ir.traffic import Flow, Work
 
 Link = tuple[int, int]
 _NEVER = -1
 Traffic = Sequence[Sequence[Work]]  # per worker
 
 
-def posted_ahead(schedule: Schedule) -> dict[Link, int]:
+def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:
     """Per directed link, the receives to keep posted: nothing hangs, and slow links stay full.
 
     Receives are posted in the order of their use, so a message that is sent long before it is used
@@ -34,12 +33,9 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     What one run in unit time needs is posted too: that run, then, proves that no send can hang.
 
     Of several replicas only the workers that exchange messages have links.
+
+    `traffic`, `routes`: of a schedule.
     """
-    return receives_ahead(traffic_of(schedule), schedule.routes)
-
-
-def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:
-    """`posted_ahead` of a schedule with this `traffic` on these `routes`."""
     ahead = dict.fromkeys(links_of(traffic, routes), 1)
     place: dict[Token, int] = {}  # of each message, how many of its flow are used before it
     for works in traffic:

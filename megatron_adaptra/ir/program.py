@@ -50,7 +50,7 @@ class Program:
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """What `posting.posted_ahead` gives for 1F1B with these `warmup` depths, one per stage.
+    """What `posting.receives_ahead` gives for 1F1B with these `warmup` depths, one per stage.
 
     Per directed link, slack + 1 and at least 1, where slack is the difference of the depths of its
     two stages.
@@ -70,7 +70,7 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     Args:
         schedule: the order of the ops that compute.
         ahead: receives by directed link, or one number for all links (0: posted when needed, as
-            Megatron does); None for those of `posting.posted_ahead`.
+            Megatron does); None for those of `posting.receives_ahead`.
 
     Raises:
         BadInput: a number is negative.

@@ -1,4 +1,4 @@
-"""Closed forms and lower bounds of an iteration's time."""
+"""Lower bounds of an iteration's time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ import numpy as np
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.in_flight import RECOMPUTED_SHARE
 from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
-
-
-def one_f_one_b_seconds(stages: int, microbatches: int, forward: float, backward: float) -> float:
-    """1F1B on equal stages and healthy links: (m + p - 1)(f + b).
-
-    `stages` p, `microbatches` m, `forward` f and `backward` b seconds of one microbatch on a stage.
-    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM" (SC 2021), section 2.2.
-    """
-    return (microbatches + stages - 1) * (forward + backward)
 
 
 def unlimited_bound(conditions: Conditions) -> float:

@@ -26,8 +26,6 @@ CONGESTION_CONTROL = "cubic"  # bbr sends too little after a pause
 # 20 MB/s each: what is urgent would come too late behind those of other connections.
 SEGMENTS = 32_000
 BURST = 70_000  # bytes that may leave at once; of a packet that does not fit nothing passes
-_TCP = 52  # bytes of heads in a packet: IP, and TCP with its clock
-_ETHERNET = 14  # which a packet does not count itself
 _UNLIMITED = 125e9  # bytes/s
 _IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _IP_MTU = 14  # which Python's socket does not name
@@ -105,11 +103,6 @@ class Ports(Netem):
             "segments": segments,
             "slow_start_after_idle": idle != "0",
         }
-
-
-def payload(rate: float) -> float:
-    """Bytes per second of TCP's payload through a port of `rate`, in full packets."""
-    return rate * (PORT_MTU - _TCP) / (PORT_MTU + _ETHERNET)
 
 
 def probe() -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.sim.ports import CollectiveRun, Ports, Transfer
+from megatron_adaptra.sim.ports import Ports
 from megatron_adaptra.telemetry.arrivals import Pair
 from megatron_adaptra.telemetry.detect import RELATIVE
 from megatron_adaptra.telemetry.middle import middle_of
@@ -45,9 +45,8 @@ class PortRates:
     def update(self, rates: Mapping[Pair, float]) -> bool:
         """Take what paths were measured to pass; whether a port or path is not as planned for.
 
-        `rates`: by source and target, bytes per second of a path with both its ports to itself, or
-        as `rates_of_pieces` finds them. Paths of ranks that there are not, and rates that no path
-        has, are left out.
+        `rates`: by source and target, bytes per second of a path with both its ports to itself.
+        Paths of ranks that there are not, and rates that no path has, are left out.
         """
         ranks = range(self.ranks)
         for way, rate in rates.items():
@@ -139,45 +138,6 @@ class PortRates:
         return {
             what: rate for what, rate in found.items() if _differ(rate, self._planned.get(what))
         }
-
-
-def rates_of_pieces(
-    seen: Iterable[Transfer], predicted: CollectiveRun, ports: Ports
-) -> dict[Pair, float]:
-    """What paths pass, by how fast the parts of a buffer followed one another under a plan.
-
-    What a path passes while other connections share its ports says little. But where the clock of
-    ports knows what share it gets, a path that takes twice as long as predicted passes half. For a
-    path of which a port is slow that is so; one that is slow itself passes less than that, at most
-    its share, which a probe shows.
-
-    Args:
-        seen: messages of parts as their receivers saw them: `began` and `arrived`, by any clock of
-            the receiver's own, of messages of the same plan.
-        predicted: the same plan under the `ports` that are planned for.
-        ports: of the ranks.
-
-    Returns:
-        Bytes per second by source and target, for paths with at least three messages.
-    """
-    took, wanted = _spans(seen), _spans(predicted.transfers)
-    found = {}
-    for way in sorted(took.keys() & wanted.keys()):
-        if took[way] > 0 and wanted[way] > 0:
-            source, target = way
-            path = ports.paths.get(way, LinkState())
-            rate = min(ports.out[source], ports.into[target], path.bandwidth)
-            found[way] = rate * wanted[way] / took[way]
-    return found
-
-
-def _spans(transfers: Iterable[Transfer]) -> dict[Pair, float]:
-    """By path, seconds from its first message of a part to its last."""
-    ends: dict[Pair, list[float]] = {}
-    for one in transfers:
-        if one.op.action.value == "P":
-            ends.setdefault((one.source, one.target), []).append(one.arrived)
-    return {way: max(row) - min(row) for way, row in ends.items() if len(row) >= 3}
 
 
 def _differ(rate: float, planned: float | None) -> bool:

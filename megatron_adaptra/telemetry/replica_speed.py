@@ -19,11 +19,10 @@ from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.plan.shares import Speed
-from megatron_adaptra.telemetry.forecast import FORECASTS
 from megatron_adaptra.telemetry.rotation import Rotation
 from megatron_adaptra.telemetry.slow_workers import SLOW, SlowWorkers
 
-DEFAULT = "median"  # the least error, see docs/evidence/shares.md
+WINDOW = 8  # iterations whose median is expected next: the least error, docs/evidence/shares.md
 HOLDS = 3  # iterations in a row that show the same set, before it counts, ...
 HOLDS_ROTATING = 12  # ... and as many where slowness has moved
 ROTATES = 0.15  # share of iterations in which slowness moves: every sixth
@@ -42,29 +41,25 @@ class ReplicaSpeeds:
         replicas: at least 2.
         fill: how many microbatches' seconds filling and draining a pipeline take beyond those of
             its microbatches: 0 for one stage, stages - 1 for equal ones.
-        forecast: a name in FORECASTS, of how the next seconds are guessed.
 
     Raises:
-        BadInput: too few replicas, a fill below 0, or no such name.
+        BadInput: too few replicas, or a fill below 0.
     """
 
-    def __init__(self, replicas: int, fill: float = 0.0, forecast: str = DEFAULT) -> None:
+    def __init__(self, replicas: int, fill: float = 0.0) -> None:
         if replicas < 2:
             raise BadInput("replicas", replicas, "at least 2: a replica is slow beside others")
         if not 0 <= fill < math.inf:
             raise BadInput("microbatches to fill a pipeline", fill, "a finite number, at least 0")
-        if forecast not in FORECASTS:
-            raise BadInput("forecast", forecast, f"one of {', '.join(FORECASTS)}")
         self.replicas = replicas
         self._fill = fill
-        self._lines = [FORECASTS[forecast]() for _ in range(replicas)]
+        self._lines: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(replicas)]
         self._outside = Outside(replicas, fill)
         self._workers = SlowWorkers(1, replicas)
         self._rotation = Rotation(ROTATES)
         self._decided: dict[int, float] = {}
         self._found: dict[int, float] = {}
         self._held = 0
-        self._measured: set[int] = set()
 
     def update(self, samples: Mapping[int, tuple[float, int]]) -> bool:
         """Take one iteration; whether the slow replicas are others than those planned for.
@@ -86,8 +81,7 @@ class ReplicaSpeeds:
         self._outside.update(rows)
         each = {r: self.microbatch(*row) for r, row in rows.items()}
         for replica, seconds in each.items():
-            self._lines[replica].add(seconds)
-            self._measured.add(replica)
+            self._lines[replica].append(seconds)
         if each:
             usual = sorted(each.values())[(len(each) - 1) // 2]
             self._rotation.update({r for r, seconds in each.items() if seconds >= APART * usual})
@@ -127,7 +121,7 @@ class ReplicaSpeeds:
     @property
     def known(self) -> bool:
         """Whether each replica has been measured."""
-        return len(self._measured) == self.replicas
+        return all(self._lines)
 
     def slow(self) -> dict[int, float]:
         """By slow replica, how many times as long as the others it takes, as planned for now.
@@ -144,10 +138,10 @@ class ReplicaSpeeds:
         Raises:
             BadInput: a replica has not been measured yet.
         """
-        for replica in range(self.replicas):
-            if replica not in self._measured:
+        for replica, line in enumerate(self._lines):
+            if not line:
                 raise BadInput("replica", replica, "it has to be measured in an iteration")
-        now = [line.value() for line in self._lines]
+        now = [median(line) for line in self._lines]
         slow = self.slow()
         usual = median(now[replica] for replica in range(self.replicas) if replica not in slow)
         each = [now[r] if r in slow else usual for r in range(self.replicas)]

@@ -1,8 +1,8 @@
-"""Which reduce-scatter or all-gather of equal shards, and in how many pieces."""
+"""A reduce-scatter or an all-gather of equal shards, and in how many pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
@@ -15,12 +15,8 @@ from megatron_adaptra.plan.collectives.sharded import (
     ring_reduce_scatter,
 )
 from megatron_adaptra.plan.collectives.sized import MESSAGE, PORT
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import Ports
 
-# What `direct` has to gain over a ring: as much as the clock flatters it, in which messages of all
-# to all do not disturb each other in a receiver's queue (docs/evidence/allreduce.md).
-CERTAIN = 0.1
-MOST_RANKS = 128  # plans of more take too long to judge; a ring then
 _BUILDERS: Mapping[tuple[Goal, str], Callable[[int, int], CollectivePlan]] = {
     (Goal.REDUCE_SCATTER, "direct"): direct_reduce_scatter,
     (Goal.REDUCE_SCATTER, "ring"): ring_reduce_scatter,
@@ -69,37 +65,6 @@ def shard_pieces(nbytes: int, ports: Ports) -> dict[str, int]:
 
     `nbytes`: of the buffer. `ports`: of all ranks.
     """
-    job = _job(nbytes, ports)
+    slowest = min(*ports.out, *ports.into)  # as if all were alike, as the closed forms know them
+    job = AllReduce(len(ports.out), nbytes, slowest, ports.delay, ports.cost)
     return {name: best_shard_pieces(name, job) for name in SHARDED}
-
-
-def fastest_sharded(
-    goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
-) -> CollectivePlan:
-    """The plan with the least time from the last arrival to the last end, by the clock of ports.
-
-    A ring unless `direct` clearly gains: it crosses one delay instead of N - 1, and sends no fewer
-    bytes, so that it gains where a shard takes less of a port than a delay does.
-
-    Args:
-        goal: a reduce-scatter or an all-gather.
-        nbytes: of the buffer.
-        ports: of all ranks.
-        lateness: seconds, by rank; none is late by default.
-
-    Raises:
-        BadInput: another goal, or another number of arrivals than of ports.
-    """
-    job = _job(nbytes, ports)
-    ring = sharded(goal, "ring", job)
-    if job.ranks > MOST_RANKS:
-        return ring
-    direct = sharded(goal, "direct", job)
-    seconds = [run_on_ports(x, nbytes, ports, lateness).after_arrival for x in (ring, direct)]
-    return direct if seconds[0] > (1 + CERTAIN) * seconds[1] else ring
-
-
-def _job(nbytes: int, ports: Ports) -> AllReduce:
-    """As the closed forms know it, whose ports are all alike: the slowest one's."""
-    slowest = min(*ports.out, *ports.into)
-    return AllReduce(len(ports.out), nbytes, slowest, ports.delay, ports.cost)

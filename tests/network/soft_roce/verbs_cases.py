@@ -62,9 +62,9 @@ def ports_are_found_with_a_reason_for_their_address() -> None:
 def pyverbs_sees_the_same_ports_and_their_counters() -> str:
     sys.path.append("/usr/lib/python3/dist-packages")
     import pyverbs.device  # noqa: F401  without it the case is skipped
+    from soft_roce.verbs_devices import device_ports
 
     from megatron_adaptra.transport.engine.bindings import ports
-    from megatron_adaptra.transport.engine.devices import device_ports
 
     ours = {port.device: port for port in ports()}
     theirs = {port.device: port for port in device_ports()}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from pathlib import Path
 
 import pytest
 from controlled.test_pci import Machine
 
-from megatron_adaptra.base.errors import BadInput, MissingPackage
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.transport.address import chosen_by_nccl, local_address
 from megatron_adaptra.transport.engine.bindings import Port
-from megatron_adaptra.transport.engine.devices import device_ports
 from megatron_adaptra.transport.engine.rails import Rail, chosen, preferred
 
 
@@ -98,10 +96,3 @@ def test_the_interface_of_nccl_is_a_gpus_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=nothing")
     assert local_address(gpu=True) == "127.0.0.1"
-
-
-def test_a_list_of_devices_says_what_it_needs() -> None:
-    if importlib.util.find_spec("pyverbs"):
-        pytest.skip("pyverbs is installed: its list is tested in the virtual machine")
-    with pytest.raises(MissingPackage, match=r"needs pyverbs, .* 'megatron-adaptra\[rdma-dev\]'"):
-        device_ports()

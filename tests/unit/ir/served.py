@@ -6,8 +6,16 @@ from collections import Counter
 
 from megatron_adaptra.ir.deps import carried
 from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.posting import Link, receives_ahead
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.traffic import traffic_of
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
+
+
+def posted_ahead(schedule: Schedule) -> dict[Link, int]:
+    """What `lower` posts by itself."""
+    return receives_ahead(traffic_of(schedule), schedule.routes)
 
 
 def assert_served(program: Program) -> Counter:

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.graph import runs
-from ir.served import assert_served
+from ir.served import assert_served, posted_ahead
 from ir.strategies import random_replicas, random_schedule, seeds
 
 from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.posting import posted_ahead
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
 from megatron_adaptra.ir.unused_posts import unused_posts

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ir.strategies import of_depths, random_conditions, random_depths, random_schedule, seeds
+from plan.bubbles import one_f_one_b_seconds
 from plan.small_cases import OPTIMA, small_case
 
 from megatron_adaptra.base.errors import ScheduleError
@@ -20,7 +21,7 @@ from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
-from megatron_adaptra.model.bounds import lower_bound, one_f_one_b_seconds, unlimited_bound
+from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock

@@ -7,7 +7,16 @@ device, over all its chunks; b = i + w, the two halves of a backward. GPipe and 
 
 from __future__ import annotations
 
-from megatron_adaptra.model.bounds import one_f_one_b_seconds
+
+def one_f_one_b_seconds(stages: int, microbatches: int, forward: float, backward: float) -> float:
+    """1F1B on equal stages and healthy links: (m + p - 1)(f + b).
+
+    `stages` p, `microbatches` m, `forward` f and `backward` b seconds of one microbatch on a stage.
+    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM" (SC 2021), section 2.2.
+    """
+    return (microbatches + stages - 1) * (forward + backward)
+
 
 gpipe_seconds = one_f_one_b_seconds
 

@@ -13,6 +13,7 @@ import pytest
 from bubbles import (
     gpipe_seconds,
     interleaved_seconds,
+    one_f_one_b_seconds,
     zb_h1_seconds,
     zb_h2_seconds,
 )
@@ -25,7 +26,6 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.model.bounds import one_f_one_b_seconds
 from megatron_adaptra.plan import Plan, make_plan
 
 HERE = Path(__file__).parent

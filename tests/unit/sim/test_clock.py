@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import of_depths, random_conditions, random_depths, random_schedule, seeds
+from plan.bubbles import one_f_one_b_seconds
 from sim.reference import reference_seconds
 
 from megatron_adaptra.base.errors import BadInput, ScheduleError
@@ -16,7 +17,6 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
-from megatron_adaptra.model.bounds import one_f_one_b_seconds
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock

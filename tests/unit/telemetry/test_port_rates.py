@@ -1,4 +1,4 @@
-"""A slow port, a slow path and a late rank are distinguished, by probes and by a plan's pieces."""
+"""A slow port and a slow path are distinguished, by probes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.plan.collectives.direct import direct
-from megatron_adaptra.sim.ports import Ports, run_on_ports
-from megatron_adaptra.telemetry.port_rates import PortRates, rates_of_pieces
+from megatron_adaptra.sim.ports import Ports
+from megatron_adaptra.telemetry.port_rates import PortRates
 
 MB = 1e6
 SEED = 20251126  # fixed: a rate of false alarms is never quite zero
@@ -125,48 +124,6 @@ def test_noise_changes_no_port():
             changes += 1
             rates.accept()
     assert changes <= 3
-
-
-# Of four ranks a connection gets a third of a port: a path is slow for a plan if it passes less.
-THIN = Ports.equal([20 * MB] * 4, paths={(2, 3): LinkState(0.0, 3 * MB)})
-
-
-@pytest.mark.parametrize("real", [SLOW_OUT, SLOW_IN, THIN], ids=["out", "in", "path"])
-@pytest.mark.parametrize("late", [0.0, 0.3])
-def test_by_the_pieces_of_a_plan(real, late):
-    """The clock plays the network: parts show where it is slow, with a late rank, too."""
-    usual = Ports.equal([20 * MB] * 4)
-    plan = direct((1, 1, 1, 1), 16)
-    came = [0.0, 0.0, 0.0, late]
-    seen = run_on_ports(plan, 3_200_000, real, came).transfers
-    predicted = run_on_ports(plan, 3_200_000, usual, came)
-    rates = ordinary()
-    for _ in range(5):
-        rates.update(rates_of_pieces(seen, predicted, usual))
-    found = rates.ports()
-    for side in ("out", "into"):
-        wanted, got = getattr(real, side), getattr(found, side)
-        assert [g < 15 * MB for g in got] == [w < 15 * MB for w in wanted], (side, got)
-    assert all(
-        path.bandwidth >= real.paths[way].bandwidth
-        for way, path in found.paths.items()
-        if way in real.paths
-    )
-    assert set(found.paths) >= set(real.paths)
-    # Besides, at most paths of the slow port: a late rank has it to itself, and is served faster.
-    slow = {target for target, rate in enumerate(real.into) if rate < 20 * MB}
-    assert all(target in slow for way in set(found.paths) - set(real.paths) for target in way[1:])
-
-
-def test_by_the_pieces_nothing_is_slow():
-    plan, usual = direct((1, 1, 1, 1), 16), Ports.equal([20 * MB] * 4)
-    done = run_on_ports(plan, 3_200_000, usual)
-    rates = rates_of_pieces(done.transfers, done, usual)
-    assert rates == pytest.approx(dict.fromkeys(rates, 20 * MB))
-    assert len(rates) == 12
-    few = direct((1, 1, 1, 1), 2)
-    done = run_on_ports(few, 3_200_000, usual)
-    assert rates_of_pieces(done.transfers, done, usual) == {}
 
 
 @given(

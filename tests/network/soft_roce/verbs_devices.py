@@ -1,13 +1,10 @@
-"""RDMA ports as pyverbs sees them, for who looks after a cluster; messages need no pyverbs."""
+"""RDMA ports as pyverbs sees them, beside which the engine's own list is tested."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
-
-from megatron_adaptra.base.errors import MissingPackage
 
 _SYSFS = Path("/sys/class/infiniband")
 _KINDS = ("InfiniBand", "RoCE v1", "RoCE v2")  # of addresses, as verbs number them
@@ -33,17 +30,10 @@ class DevicePort:
 
 
 def device_ports() -> list[DevicePort]:
-    """All ports of all devices of this machine. Raises MissingPackage without pyverbs."""
-    try:
-        device = importlib.import_module("pyverbs.device")
-        errors = importlib.import_module("pyverbs.pyverbs_error")
-    except ImportError:
-        what = "a list of RDMA devices"
-        raise MissingPackage(what, ["pyverbs"], "'megatron-adaptra[rdma-dev]'") from None
-    try:
-        names = sorted(found.name.decode() for found in device.get_device_list())
-    except errors.PyverbsRDMAError:  # there is no driver
-        return []
+    """All ports of all devices of this machine."""
+    from pyverbs import device
+
+    names = sorted(found.name.decode() for found in device.get_device_list())
     ports = []
     for name in names:
         with device.Context(name=name) as context:
