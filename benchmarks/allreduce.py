@@ -18,7 +18,7 @@ from common import markdown, save
 
 from megatron_adaptra.cli.output import Table, progress, say, show_table
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce, seconds_after_arrival
-from megatron_adaptra.plan.collectives.sized import MESSAGE, pieces_for, sized
+from megatron_adaptra.plan.reductions.sized import MESSAGE, pieces_for, sized
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view.axis import size
 from megatron_adaptra.view.png.plots import INK, SOFT, write_header

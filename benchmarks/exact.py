@@ -27,10 +27,10 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.base import PLANNERS
-from megatron_adaptra.plan.fixed.baselines import one_by_one
-from megatron_adaptra.plan.search.compaction import merge_backwards
-from megatron_adaptra.plan.search.job_shop import JobShop
+from megatron_adaptra.plan.pipeline.base import PLANNERS
+from megatron_adaptra.plan.pipeline.fixed.baselines import one_by_one
+from megatron_adaptra.plan.pipeline.search.compaction import merge_backwards
+from megatron_adaptra.plan.pipeline.search.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))

@@ -19,7 +19,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.plan.failures import SHORT, best_failures, failure_vectors, with_failures
-from megatron_adaptra.plan.reroute import plan_replicas
+from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 ITERATIONS = 12
 SHAPES = (3, 4, 6), (4, 4, 8), (4, 4, 16)  # replicas, stages, microbatches

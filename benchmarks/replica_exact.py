@@ -24,7 +24,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.reroute import OPS, ReplicaPlan, plan_replicas
+from megatron_adaptra.plan.routes.reroute import OPS, ReplicaPlan, plan_replicas
 from megatron_adaptra.sim.clock import simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -50,7 +50,7 @@ class ReplicaOptimum(NamedTuple):
 
 
 class Node(NamedTuple):
-    """An op of one unit, as `plan.replicas.list_schedule` numbers them, at one stage."""
+    """An op of one unit, as `plan.routes.list_schedule` numbers them, at one stage."""
 
     kind: Kind
     unit: int

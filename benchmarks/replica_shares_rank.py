@@ -23,7 +23,7 @@ import torch.distributed as dist  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.adapter.sync.shares import Shares  # noqa: E402
+from megatron_adaptra.adapter.shares.shares import Shares  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator  # noqa: E402
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402

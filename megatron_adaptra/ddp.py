@@ -24,7 +24,7 @@ from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import FLOATS
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.sized import for_gradients
+from megatron_adaptra.plan.reductions.sized import for_gradients
 from megatron_adaptra.transport.connect import patience
 
 _Hook = Callable[[Any, dist.GradBucket], Future[torch.Tensor]]

@@ -8,20 +8,20 @@ from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.choice_server import choose
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.selector import Chosen
+from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.choice_server import choose
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.selector import Chosen
 
 
 class RouteProcess(PlanningProcess):
     """Searches for routes; see PlanningProcess."""
 
     def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.route_server")
+        super().__init__("megatron_adaptra.plan.routes.route_server")
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """Search as `plan.route_server.search`. Raises PlanningFailed."""
+        """Search as `plan.routes.route_server.search`. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(request, _schedules)
 
@@ -30,10 +30,10 @@ class ChoiceProcess(PlanningProcess):
     """Chooses all-reduces; see PlanningProcess."""
 
     def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.collectives.choice_server")
+        super().__init__("megatron_adaptra.plan.reductions.choice_server")
 
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-        """Choose as `plan.collectives.choice_server.choose`, of which this raises BadInput.
+        """Choose as `plan.reductions.choice_server.choose`, of which this raises BadInput.
 
         A process is there from the first time on that something is to be searched for. Raises
         PlanningFailed, too.

@@ -10,7 +10,7 @@ from typing import Any
 from megatron_adaptra.agree.bundle import Value, ValueKind
 from megatron_adaptra.base.errors import BadBundle, BadInput, reading
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.reductions.choice import Choice
 
 _WHAT = ("whole buffers", "shards")
 _KEYS = {"choice", "late"}

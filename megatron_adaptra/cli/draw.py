@@ -23,8 +23,8 @@ from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wa
 from megatron_adaptra.cli.replicas.source import replica_plan_from
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.plan.replicas.words import loads_in_words
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.words import loads_in_words
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.drawing import (

@@ -16,14 +16,14 @@ from megatron_adaptra.emulate.rules import PORT_SYNTAX, parse_port_rules
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.direct import shares_without
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.read import read_plan
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.selector import choose_all_reduce
-from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT
-from megatron_adaptra.plan.collectives.sized import MESSAGE, sized
+from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.direct import shares_without
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.read import read_plan
+from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.selector import choose_all_reduce
+from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT
+from megatron_adaptra.plan.reductions.sized import MESSAGE, sized
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_drawing
 from megatron_adaptra.view.axis import number

@@ -14,7 +14,7 @@ from megatron_adaptra.cli.profile import KEYS, unit_of
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, make_plan
-from megatron_adaptra.plan.base import least_time
+from megatron_adaptra.plan.pipeline.base import least_time
 
 UNASKED = 60.0  # seconds without any search that a plan takes only with a --time-limit
 SOON = 20_000  # stages x microbatches x chunks that take seconds at the most

@@ -12,9 +12,9 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo
+from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, by_gloo
 from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
 from megatron_adaptra.view.axis import number

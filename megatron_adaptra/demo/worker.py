@@ -45,7 +45,7 @@ from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded
-from megatron_adaptra.plan.collectives.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
@@ -101,7 +101,7 @@ class _Demo:
         from megatron_adaptra.adapter.baseline.stock import EmulatedSends
         from megatron_adaptra.adapter.entry.activate import activate
         from megatron_adaptra.adapter.pipeline.emulation import emulated_links
-        from megatron_adaptra.plan.initial import starting_schedule
+        from megatron_adaptra.plan.pipeline.initial import starting_schedule
 
         self.options, self.gpt, self.dist = options, gpt, dist
         self.rank = dist.get_rank()

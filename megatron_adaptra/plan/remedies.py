@@ -15,11 +15,6 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.base import evaluate, make_plan
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.selector import choose_all_reduce
-from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, by_gloo
 from megatron_adaptra.plan.ladder import (
     BY_COUNTS,
     COLLECTIVE,
@@ -31,8 +26,13 @@ from megatron_adaptra.plan.ladder import (
     Remedy,
     climb,
 )
-from megatron_adaptra.plan.replica_shares import STOCK, pipeline_of, share_pipelines
-from megatron_adaptra.plan.reroute import NONE, SWAP, evaluate_replicas, plan_replicas
+from megatron_adaptra.plan.pipeline.base import evaluate, make_plan
+from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.selector import choose_all_reduce
+from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, by_gloo
+from megatron_adaptra.plan.routes.reroute import NONE, SWAP, evaluate_replicas, plan_replicas
+from megatron_adaptra.plan.shares.pipelines import STOCK, pipeline_of, share_pipelines
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 OPS = 200_000  # that a search for routes schedules at most, as in a training

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.plan.shares import Speed
+from megatron_adaptra.plan.shares.counts import Speed
 from megatron_adaptra.telemetry.rotation import Rotation
 from megatron_adaptra.telemetry.slow_workers import SLOW, SlowWorkers
 

@@ -22,10 +22,10 @@ def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
     global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes, mpu, share_limits
     from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches
-    from megatron_adaptra.adapter.sync import share_limits
-    from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
-    from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
-    from megatron_adaptra.adapter.sync.sources import NamedCounts, mpu
+    from megatron_adaptra.adapter.shares import share_limits
+    from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
+    from megatron_adaptra.adapter.shares.share_times import ScheduleTimes
+    from megatron_adaptra.adapter.shares.sources import NamedCounts, mpu
 
 
 def checked(counts: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:

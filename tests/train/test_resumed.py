@@ -18,8 +18,8 @@ from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.fixed.interleaved import interleaved_line
-from megatron_adaptra.plan.initial import recomputed, starting_schedule
+from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved_line
+from megatron_adaptra.plan.pipeline.initial import recomputed, starting_schedule
 
 STAGES, COUNT = 3, 6
 FULL = {Kind.F, Kind.B}

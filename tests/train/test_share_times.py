@@ -14,7 +14,7 @@ def test_an_iteration_is_reported_while_the_next_one_fills_its_pipeline(
     forwards: int, reported: str
 ) -> None:
     """Where a rank runs one forward, when its backward is over."""
-    from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
+    from megatron_adaptra.adapter.shares.share_times import ScheduleTimes
 
     times, events = ScheduleTimes(HOST), list[str]()
 

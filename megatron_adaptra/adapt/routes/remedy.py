@@ -15,7 +15,7 @@ from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
 

@@ -29,10 +29,10 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan import route_server
-from megatron_adaptra.plan.replicas.one_back import one_back
-from megatron_adaptra.plan.replicas.swaps import alike, chain_schedules
-from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.routes import route_server
+from megatron_adaptra.plan.routes.one_back import one_back
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator

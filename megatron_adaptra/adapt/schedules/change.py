@@ -11,7 +11,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 
 AnyConditions = Conditions | ReplicaConditions
 

@@ -10,8 +10,8 @@ from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
+from megatron_adaptra.plan.pipeline.base import Plan
 
 WARMUP = (
     "warmup: forwards of each stage before its first backward, one more than Megatron's "

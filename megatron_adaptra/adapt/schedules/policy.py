@@ -8,7 +8,7 @@ from megatron_adaptra.adapt.trial import Outcome, clearly_longer
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 
 AnyPlan = Plan | ReplicaPlan
 

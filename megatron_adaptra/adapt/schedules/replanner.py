@@ -17,7 +17,7 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 from megatron_adaptra.telemetry.detect import DelayChart
 from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.plan.shares import shares_in_words
+from megatron_adaptra.plan.shares.counts import shares_in_words
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from megatron_adaptra.adapt.offer import Offered
 from megatron_adaptra.plan.ladder import BY_COUNTS, COLLECTIVE, ORDER, ROUTES, SHARES, Remedy
-from megatron_adaptra.plan.shares import SharePlan, Speed
+from megatron_adaptra.plan.shares.counts import SharePlan, Speed
 
 PATIENCE = 24  # iterations that cheaper remedies have to act, before what they leave is measured
 

@@ -18,7 +18,7 @@ from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Tr
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
-from megatron_adaptra.plan.shares import SharePlan, share_by_speed, shares_in_words
+from megatron_adaptra.plan.shares.counts import SharePlan, share_by_speed, shares_in_words
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
 

@@ -124,7 +124,7 @@ def activate(
         patch("schedule", get_forward_backward_func=get_forward_backward_func).close
     )
     if config.sync != "full":
-        from megatron_adaptra.adapter.sync.shares import Shares
+        from megatron_adaptra.adapter.shares.shares import Shares
 
         activation.shares = Shares(session, reductions=lambda: activation.reductions)
         activation.undo_with(activation.shares.close)

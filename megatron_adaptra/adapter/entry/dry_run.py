@@ -17,7 +17,7 @@ from megatron_adaptra.base.errors import BadInput, UnsupportedMegatron
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import evaluate
-from megatron_adaptra.plan.initial import starting_schedule
+from megatron_adaptra.plan.pipeline.initial import starting_schedule
 from megatron_adaptra.view.schedule_grid import ascii_schedule
 
 WIDEST = 200  # columns of a drawing that people still read

@@ -116,10 +116,10 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
-        from megatron_adaptra.adapter.sync.sources import fit
+        from megatron_adaptra.adapter.shares.sources import fit
         from megatron_adaptra.emulate import worker_rules
         from megatron_adaptra.emulate.scenario import load_rules
-        from megatron_adaptra.plan.collectives.setting import plan_in_file
+        from megatron_adaptra.plan.reductions.setting import plan_in_file
         from megatron_adaptra.transport.engine.rails import disabled, fabric
 
         assert self.config is not None

@@ -42,7 +42,7 @@ from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
+from megatron_adaptra.plan.pipeline.initial import over_own_messages, starting_schedule, trial
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 

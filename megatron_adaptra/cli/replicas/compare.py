@@ -35,9 +35,9 @@ from megatron_adaptra.cli.replicas.source import (
 )
 from megatron_adaptra.cli.replicas.words import decision, in_table
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.replica_shares import PipelineShares, share_pipelines
-from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
-from megatron_adaptra.plan.shares import shares_in_words
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.shares.counts import shares_in_words
+from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
 from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.pipeline import pipeline_gantt

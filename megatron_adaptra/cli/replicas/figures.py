@@ -19,9 +19,9 @@ from megatron_adaptra.cli.replicas.words import (
 )
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.replica_shares import PipelineShares
-from megatron_adaptra.plan.replicas.words import loads
-from megatron_adaptra.plan.reroute import Move, ReplicaPlan
+from megatron_adaptra.plan.routes.reroute import Move, ReplicaPlan
+from megatron_adaptra.plan.routes.words import loads
+from megatron_adaptra.plan.shares.pipelines import PipelineShares
 
 MOST_ROWS = 32  # of the table of workers
 EXPLAINED = (

@@ -14,8 +14,8 @@ from megatron_adaptra.cli.replicas.figures import MOST_ROWS
 from megatron_adaptra.cli.replicas.ladder import ladder_line, ladder_of, ladder_table
 from megatron_adaptra.cli.replicas.source import SHARE
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.plan.replica_shares import PipelineShares, share_pipelines
-from megatron_adaptra.plan.shares import shares_in_words
+from megatron_adaptra.plan.shares.counts import shares_in_words
+from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
 from megatron_adaptra.view import axis
 from megatron_adaptra.view.drawing import Drawing
 from megatron_adaptra.view.drawing import Table as DrawnTable

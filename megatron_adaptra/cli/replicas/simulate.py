@@ -10,7 +10,7 @@ from megatron_adaptra.cli.output import print_json, progress, say, show_table
 from megatron_adaptra.cli.replicas.figures import headline, hidden, plan_json, worker_table
 from megatron_adaptra.cli.replicas.source import baselines, chosen_move, replica_plan_from
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.replicas.words import loads_in_words
+from megatron_adaptra.plan.routes.words import loads_in_words
 
 
 def simulate_replicas(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> int:

@@ -13,7 +13,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.reroute import (
+from megatron_adaptra.plan.routes.reroute import (
     NONE,
     REROUTE,
     SHIFT,

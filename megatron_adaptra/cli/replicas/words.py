@@ -8,7 +8,7 @@ from itertools import pairwise
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.replicas.words import loads_in_words
+from megatron_adaptra.plan.routes.words import loads_in_words
 
 _HEADS = {
     "none": "nothing is moved",

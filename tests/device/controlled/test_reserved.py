@@ -19,7 +19,7 @@ from megatron_adaptra.agree.agreement import Ballot, Proposal
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links, scheduled
 from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.plan.initial import over_own_messages, starting_schedule
+from megatron_adaptra.plan.pipeline.initial import over_own_messages, starting_schedule
 
 OURS = starting_schedule("1f1b", 2, 8, 1, math.inf, False)
 STOCK = over_own_messages(OURS)

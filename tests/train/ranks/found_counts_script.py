@@ -28,8 +28,8 @@ from megatron_adaptra.adapt.offer import Offer  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.pipeline import status  # noqa: E402
-from megatron_adaptra.adapter.sync import offers  # noqa: E402
-from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
+from megatron_adaptra.adapter.shares import offers  # noqa: E402
+from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.agree.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402

@@ -35,9 +35,9 @@ from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
 from megatron_adaptra.execute.planned.adaptive import AdaptiveAllReduce  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
-from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
-from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
-from megatron_adaptra.plan.collectives.sharded import (  # noqa: E402
+from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
+from megatron_adaptra.plan.reductions.direct import direct  # noqa: E402
+from megatron_adaptra.plan.reductions.sharded import (  # noqa: E402
     direct_reduce_scatter,
     ring_all_gather,
 )

@@ -33,7 +33,7 @@ from rank_of_job import mean_losses, of_all_ranks
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
-from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
+from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed
 from megatron_adaptra.base import waits
 from megatron_adaptra.config import AdaptraConfig
 

@@ -13,8 +13,8 @@ from seeding import new_seed
 
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
+from megatron_adaptra.plan.reductions.ring import ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
 

@@ -70,7 +70,7 @@ for layer in ("errors", "config", "ir", "model", "sim", "plan", "view", "cli"):
     for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         importlib.import_module(f"megatron_adaptra.{layer}.{module.name}")
 import sys
-assert "megatron_adaptra.plan.depths" in sys.modules
+assert "megatron_adaptra.plan.pipeline.depths" in sys.modules
 assert "megatron_adaptra.cli.compare" in sys.modules
 """
     assert loaded_by(program) == "[]"

@@ -22,8 +22,8 @@ from megatron_adaptra.demo.all_reduces import (
     why_native,
 )
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.simulated import NATIVE_CUT, natively
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, natively
 from megatron_adaptra.view import reductions
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png

@@ -12,7 +12,7 @@ from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.plan.base import evaluate
+from megatron_adaptra.plan.pipeline.base import evaluate
 
 SLOW = Conditions(12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}))
 START, DEEP = make_plan(SLOW, "1f1b"), make_plan(SLOW, "warmup")

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan, Goal
-from megatron_adaptra.plan.collectives.direct import direct
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.sharded import (
+from megatron_adaptra.plan.reductions.direct import direct
+from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.sharded import (
     direct_all_gather,
     direct_reduce_scatter,
     ring_all_gather,

@@ -10,7 +10,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.ir.unused_posts import unused_posts
-from megatron_adaptra.plan.fixed.interleaved import interleaved
+from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved
 
 
 def test_posts_before_anything_runs_are_served():

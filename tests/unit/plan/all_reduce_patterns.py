@@ -11,13 +11,13 @@ from seeding import new_seed
 
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.plan.collectives.chain import sorted_chain
-from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.plan.reductions.chain import sorted_chain
+from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.direct import direct, shares_without
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
+from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.stragglar import stragglar
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 KINDS = (*["late"] * 4, *["two late"] * 2, *["slow port"] * 2, *["slow path"] * 2, *["none"] * 2)

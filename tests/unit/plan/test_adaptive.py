@@ -28,8 +28,8 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import evaluate, make_plan
-from megatron_adaptra.plan.adaptive import RIVALS, adaptive
-from megatron_adaptra.plan.base import Plan
+from megatron_adaptra.plan.pipeline.adaptive import RIVALS, adaptive
+from megatron_adaptra.plan.pipeline.base import Plan
 
 NEAR = 2e-9  # plans are ranked by ten digits
 LIMITS = (0.0, 0.02)  # seconds: what takes next to nothing has to be as valid

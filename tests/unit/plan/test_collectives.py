@@ -11,17 +11,17 @@ from plan.in_memory import random_buffers, run_in_memory, without_one_message
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.chain import sorted_chain
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.sharded import (
+from megatron_adaptra.plan.reductions.chain import sorted_chain
+from megatron_adaptra.plan.reductions.direct import direct, shares_without
+from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
+from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.sharded import (
     direct_all_gather,
     direct_reduce_scatter,
     ring_all_gather,
     ring_reduce_scatter,
 )
-from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.plan.reductions.stragglar import stragglar
 
 sizes = st.integers(0, 60)
 seeds = st.integers(0, 2**32 - 1)

@@ -20,7 +20,7 @@ from megatron_adaptra.plan.failures import (
     failure_vectors,
     with_failures,
 )
-from megatron_adaptra.plan.reroute import plan_replicas
+from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 
 def job(replicas: int, stages: int, count: int, beyond: int, **more: object) -> ReplicaConditions:

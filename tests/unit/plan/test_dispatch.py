@@ -19,13 +19,13 @@ from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.fixed.baselines import one_by_one
-from megatron_adaptra.plan.search.compaction import least_memory, merge_backwards
-from megatron_adaptra.plan.search.dispatch import SAME, Rule, dispatch
-from megatron_adaptra.plan.search.job_shop import JobShop, Order
-from megatron_adaptra.plan.search.rule_search import RuleResult, RuleSearch
-from megatron_adaptra.plan.search.search_budget import SearchBudget
-from megatron_adaptra.plan.search.tabu_search import TabuSearch
+from megatron_adaptra.plan.pipeline.fixed.baselines import one_by_one
+from megatron_adaptra.plan.pipeline.search.compaction import least_memory, merge_backwards
+from megatron_adaptra.plan.pipeline.search.dispatch import SAME, Rule, dispatch
+from megatron_adaptra.plan.pipeline.search.job_shop import JobShop, Order
+from megatron_adaptra.plan.pipeline.search.rule_search import RuleResult, RuleSearch
+from megatron_adaptra.plan.pipeline.search.search_budget import SearchBudget
+from megatron_adaptra.plan.pipeline.search.tabu_search import TabuSearch
 from megatron_adaptra.sim.clock import simulate
 
 shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])

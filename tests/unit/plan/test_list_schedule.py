@@ -11,7 +11,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.replicas.list_schedule import (
+from megatron_adaptra.plan.routes.list_schedule import (
     Made,
     Rule,
     Runs,

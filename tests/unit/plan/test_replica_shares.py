@@ -12,9 +12,9 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.base import make_plan
-from megatron_adaptra.plan.replica_shares import pipeline_of, share_pipelines, speed_of
-from megatron_adaptra.plan.reroute import evaluate_replicas
+from megatron_adaptra.plan.pipeline.base import make_plan
+from megatron_adaptra.plan.routes.reroute import evaluate_replicas
+from megatron_adaptra.plan.shares.pipelines import pipeline_of, share_pipelines, speed_of
 
 INF = float("inf")
 PIPELINE = Conditions(8, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2, split=False, step_seconds=3.0)

@@ -17,9 +17,9 @@ from megatron_adaptra.cli.profile import KEYS, conditions_of
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.plan import evaluate, make_plan
-from megatron_adaptra.plan.adaptive import adaptive
-from megatron_adaptra.plan.base import Plan
-from megatron_adaptra.plan.robust import candidates, least_mean, lognormal_quantile
+from megatron_adaptra.plan.pipeline.adaptive import adaptive
+from megatron_adaptra.plan.pipeline.base import Plan
+from megatron_adaptra.plan.pipeline.robust import candidates, least_mean, lognormal_quantile
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws, lognormal
 

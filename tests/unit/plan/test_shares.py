@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.plan.shares import (
+from megatron_adaptra.plan.shares.counts import (
     Speed,
     least_counts,
     least_seconds,

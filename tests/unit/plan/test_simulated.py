@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_adaptra.ir.buffers import Buffers
-from megatron_adaptra.plan.collectives.figures import Figures
-from megatron_adaptra.plan.collectives.simulated import natively
+from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.simulated import natively
 from megatron_adaptra.sim.ports import Ports
 
 MS, RANKS = 1e-3, 8

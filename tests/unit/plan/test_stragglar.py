@@ -6,10 +6,10 @@ import pytest
 
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce_forms import least_rounds
-from megatron_adaptra.plan.collectives import stragglar_search
-from megatron_adaptra.plan.collectives.stragglar import stragglar
-from megatron_adaptra.plan.collectives.stragglar_rounds import power_of_two_rounds
-from megatron_adaptra.plan.collectives.stragglar_search import searched_rounds
+from megatron_adaptra.plan.reductions import stragglar_search
+from megatron_adaptra.plan.reductions.stragglar import stragglar
+from megatron_adaptra.plan.reductions.stragglar_rounds import power_of_two_rounds
+from megatron_adaptra.plan.reductions.stragglar_search import searched_rounds
 
 GOLDEN = Path(__file__).parent / "stragglar_8.txt"
 

@@ -10,7 +10,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.search import search_budget
+from megatron_adaptra.plan.pipeline.search import search_budget
 
 
 class Calls:

@@ -19,8 +19,8 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.plan.initial import over_own_messages
+from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.initial import over_own_messages
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime

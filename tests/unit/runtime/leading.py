@@ -29,7 +29,7 @@ from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import Memory
 

@@ -21,8 +21,8 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime

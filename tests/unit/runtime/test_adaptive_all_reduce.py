@@ -36,7 +36,7 @@ from megatron_adaptra.execute.planned.path_probes import (
     rate_of,
     rounds,
 )
-from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.reductions.choice import Choice
 
 RANKS, WORDS, ITERATIONS = 3, 1000, 14
 DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))

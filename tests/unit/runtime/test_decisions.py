@@ -27,7 +27,7 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import STOCK
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.plan.base import make_plan
+from megatron_adaptra.plan.pipeline.base import make_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 

@@ -19,10 +19,10 @@ from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import Action, CollectivePlan
-from megatron_adaptra.plan.collectives.chain import sorted_chain
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.reductions.chain import sorted_chain
+from megatron_adaptra.plan.reductions.direct import direct, shares_without
+from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
+from megatron_adaptra.plan.reductions.ring import ring
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)

@@ -17,9 +17,9 @@ from megatron_adaptra.base import exits
 from megatron_adaptra.base.errors import BadInput, Disagreement
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.direct import direct
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.sharded import (
+from megatron_adaptra.plan.reductions.direct import direct
+from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.sharded import (
     direct_all_gather,
     direct_reduce_scatter,
     ring_all_gather,

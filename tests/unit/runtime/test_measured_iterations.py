@@ -22,7 +22,7 @@ from megatron_adaptra.execute.planned.measured_iterations import (
     LASTING,
     MeasuredIterations,
 )
-from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.reductions.choice import Choice
 
 RANKS, CHANGES, ITERATIONS = 3, 25, 60
 PERIOD, TAKES, MATTERS = 1.0, 0.1, 0.025

@@ -26,7 +26,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 from megatron_adaptra.telemetry.report import Memory, StageReport, Step
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 

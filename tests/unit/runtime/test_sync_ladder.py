@@ -15,7 +15,7 @@ from megatron_adaptra.adapt.offer import RECENT, Offer, Offered
 from megatron_adaptra.adapt.shares.ladder import PATIENCE, known_remedies
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE, ORDER, REMEDIES, ROUTES
-from megatron_adaptra.plan.shares import SharePlan, Speed, share_by_speed
+from megatron_adaptra.plan.shares.counts import SharePlan, Speed, share_by_speed
 
 SOON = 10  # iterations in which a slow replica is found
 FULL, SHARED = (8, 8, 8, 8), (9, 9, 9, 5)

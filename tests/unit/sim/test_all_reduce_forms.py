@@ -17,7 +17,7 @@ from megatron_adaptra.model.all_reduce_forms import (
     best_pieces,
     seconds_after_arrival,
 )
-from megatron_adaptra.plan.collectives.sized import pieces_for, sized
+from megatron_adaptra.plan.reductions.sized import pieces_for, sized
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 RATE = 1e8

@@ -13,10 +13,10 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.model.all_reduce import all_reduce_bound
-from megatron_adaptra.plan.collectives.chain import sorted_chain
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.reductions.chain import sorted_chain
+from megatron_adaptra.plan.reductions.direct import direct, shares_without
+from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
+from megatron_adaptra.plan.reductions.ring import ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 MB = 1_000_000

@@ -11,7 +11,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.model.shard_forms import SHARDED, best_shard_pieces, shard_seconds
-from megatron_adaptra.plan.collectives.sized_shards import for_shards, sharded
+from megatron_adaptra.plan.reductions.sized_shards import for_shards, sharded
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 HALVES = (Goal.REDUCE_SCATTER, Goal.ALL_GATHER)

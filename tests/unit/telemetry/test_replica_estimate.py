@@ -19,7 +19,7 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import STALE, ReplicaEstimator

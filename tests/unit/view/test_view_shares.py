@@ -2,7 +2,7 @@
 
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.replica_shares import share_pipelines
+from megatron_adaptra.plan.shares.pipelines import share_pipelines
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.shares import shares_gantt
 

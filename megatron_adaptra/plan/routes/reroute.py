@@ -1,0 +1,254 @@
+"""Plans for several replicas: round slow workers, slow paths and dead workers, the cheapest way.
+
+Workers of one stage hold the same parameters, so any of them can run a microbatch of another
+replica (ReCycle, SOSP 2024, does so for dead workers). Three moves, the cheapest first:
+
+- *swap*: replicas exchange partners at a stage boundary; no memory, no extra work;
+- *shift*: whole microbatches go to another replica;
+- *re-route*: single stages of single microbatches go to a peer.
+
+A dearer move is taken only where it is faster.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.model.replica_bounds import replica_bound
+from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.plan.pipeline.base import Evaluated
+from megatron_adaptra.plan.pipeline.search.search_budget import end_of
+from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
+from megatron_adaptra.plan.routes.alone import alone, stretched
+from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
+from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
+from megatron_adaptra.plan.routes.route_search import Found, RouteSearch, transfers
+from megatron_adaptra.plan.routes.shares import (
+    home_runs,
+    microbatch_seconds,
+    rerouted,
+    shifted,
+)
+from megatron_adaptra.plan.routes.words import loads_in_words
+from megatron_adaptra.sim.clock import simulate
+
+NONE, SWAP, SHIFT, REROUTE = MOVES = "none", "swap", "shift", "re-route"  # the cheapest first
+OPS = 1_000_000  # that a search schedules at most: some 3 s
+TIMES = 5_000  # that it schedules each op of a job, at most
+
+
+class Move(NamedTuple):
+    """What one remedy leads to.
+
+    Args:
+        name: "none", "swap", "shift" or "re-route"; a dearer one may use the cheaper ones, too.
+        schedule: the best found.
+        seconds: of an iteration, predicted.
+        moved: microbatches at stages where they run away from home.
+        in_flight: per worker, the most microbatches in flight.
+    """
+
+    name: str
+    schedule: Schedule
+    seconds: float
+    moved: int
+    in_flight: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaPlan(Evaluated[ReplicaConditions]):
+    """Of several replicas, and what else was tried.
+
+    `schedule`: of the move that was chosen. `moves`: the best of each kind, the cheapest first;
+    without "none" where a worker is dead.
+    """
+
+    moves: tuple[Move, ...] = ()
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule with any routes can do without."""
+        return replica_bound(self.conditions)
+
+
+def plan_replicas(
+    conditions: ReplicaConditions,
+    sends: str = "eager",
+    time_limit: float | None = None,
+    ops: int = OPS,
+) -> ReplicaPlan:
+    """The fastest schedule that is found; of equals, that of the cheapest move.
+
+    The same conditions give the same bytes, unless a time limit cuts the search short. Where
+    workers share cores, the search takes all to be slowed alike: at first not at all, then as in
+    the best that was found. What is found is compared by the clock, which knows better.
+
+    Args:
+        conditions: of all workers.
+        sends: "eager" or "rendezvous".
+        time_limit: seconds that the search may take; None for its own measure, counted in ops.
+        ops: how many ops it may schedule; fewer for a small job.
+    """
+    c = conditions
+    passes, stretch = (2 if c.shared else 1), 1.0
+    plans: dict[str, ReplicaPlan] = {}
+    for _ in range(passes):
+        kinds = _kinds_of_backward(alone(c, stretch) if c.shared else c)
+        for kind in kinds:
+            workers, bound = Workers(kind), replica_bound(kind) - c.pipeline.step_seconds
+            parts = passes * len(kinds)
+            most = min(ops // parts, TIMES * workers.ops)
+            search = RouteSearch(workers, most, end_of(time_limit and time_limit / parts))
+            for name, one in _moves(kind, workers, search, bound).items():
+                schedule = workers.schedule(one.made, name)
+                why = loads_in_words(schedule) or "every microbatch runs at home"
+                plan = evaluate_replicas(replace(schedule, why=why), c, sends)
+                if name not in plans or plan.predicted < plans[name].predicted:
+                    plans[name] = plan
+        stretch = stretched(min(plans.values(), key=lambda plan: plan.predicted))
+    found = ((name, plans[name]) for name in MOVES if name in plans)
+    moves = [
+        Move(name, plan.schedule, plan.predicted, _moved(plan.schedule), plan.peak_in_flight)
+        for name, plan in found
+    ]
+    best = min(moves, key=lambda move: ten_digits(move.seconds))
+    return replace(plans[best.name], moves=tuple(moves))
+
+
+def evaluate_replicas(
+    schedule: Schedule,
+    conditions: ReplicaConditions,
+    sends: str = "eager",
+    ahead: int | None = None,
+) -> ReplicaPlan:
+    """A plan for a `schedule` that is already there.
+
+    Args:
+        schedule: of as many replicas and stages as the conditions.
+        conditions: of all workers.
+        sends: "eager" or "rendezvous".
+        ahead: see `lower`.
+    """
+    program = lower(schedule, ahead)
+    return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
+
+
+def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
+    """The conditions, and without halves where a whole backward takes less than both of them."""
+    pipeline = c.pipeline
+    pairs = zip(pipeline.backward_input, pipeline.backward_weight, strict=True)
+    halves = [a + b for a, b in pairs]
+    if not pipeline.split or not any(map(operator.lt, pipeline.backward, halves)):
+        return [c]
+    return [replace(c, pipeline=replace(pipeline, split=False)), c]
+
+
+def _moves(
+    c: ReplicaConditions, workers: Workers, search: RouteSearch, bound: float
+) -> dict[str, Found]:
+    """The best of each move."""
+    found: dict[str, Found] = {}
+    own = own_chains(c)
+    for chains in [own, *swapped_chains(c)]:
+        if not c.failed:
+            name = NONE if chains is own else SWAP
+            _keep(found, name, search.best_rule(home_runs(workers, chains)))
+        shift = _shift(c, workers, search, chains)
+        if shift is not None:
+            _keep(found, SHIFT, shift)
+        _keep(found, REROUTE, _reroute(c, workers, search, chains))
+    best = min(found.values(), key=lambda one: one.rank)
+    annealed = search.anneal(best, bound)
+    if not c.failed:  # else some have no home
+        annealed = search.bring_home(annealed, home_runs(workers, own))
+    _keep(found, REROUTE, annealed)
+    return {name: search.least_memory(one) for name, one in found.items()}
+
+
+def _keep(found: dict[str, Found], name: str, one: Found) -> None:
+    if name not in found or one.rank < found[name].rank:
+        found[name] = one
+
+
+def _shift(
+    c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains
+) -> Found | None:
+    """Whole microbatches on other chains; None where nobody is whole, or all are alike."""
+    seconds = [max(microbatch_seconds(workers, w) for w in chain) for chain in chains]
+    if min(seconds) == math.inf or min(seconds) == max(seconds):
+        return None
+    shares = even_shares([partial(_times, each) for each in seconds], workers.units)
+    best = search.best_rule(shifted(workers, chains, shares))
+
+    def options() -> Iterator[tuple[list[int], Runs]]:
+        ends = [max(best.made.ends[w] for w in chain) for chain in chains]
+        kinds = [None if each == math.inf else each for each in seconds]
+        for changed in transfers(shares, kinds, ends):
+            yield changed, shifted(workers, chains, changed)
+
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for changed, runs in options():
+            tried = search.try_runs(runs, best)
+            if tried is not best:
+                best, shares, improved = tried, changed, True
+                break
+    return best
+
+
+def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains) -> Found:
+    """Single stages of single microbatches on other workers, so that each has its share."""
+    base = home_runs(workers, chains)
+    stages = [[chain[s] for chain in chains] for s in range(c.stages)]
+    shares = []
+    for line in stages:
+        costs = [partial(_times, microbatch_seconds(workers, w)) for w in line]
+        shares.append(even_shares(costs, workers.units))
+
+    def line_of(stage: int, numbers: list[int]) -> list[int]:
+        return rerouted(workers, base, stage, dict(zip(stages[stage], numbers, strict=True)))
+
+    best = search.best_rule([line_of(s, shares[s]) for s in range(c.stages)])
+    kinds = [
+        [
+            None if w in c.failed else (microbatch_seconds(workers, w), workers.budget[w])
+            for w in line
+        ]
+        for line in stages
+    ]
+    uneven = [s for s in range(c.stages) if len(set(kinds[s])) > 1]
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for s in uneven:
+            ends = [best.made.ends[w] for w in stages[s]]
+            for changed in transfers(shares[s], kinds[s], ends):
+                runs = list(best.runs)
+                runs[s] = line_of(s, changed)
+                tried = search.try_runs(runs, best)
+                if tried is not best:
+                    best, shares[s], improved = tried, changed, True
+                    break
+    return best
+
+
+def _times(seconds: float, count: int) -> float:
+    return seconds * count
+
+
+def _moved(schedule: Schedule) -> int:
+    stages = schedule.stages
+    return sum(
+        op.home != worker // stages and op.kind.value == "F"
+        for worker, line in enumerate(schedule.order)
+        for op in line
+    )

@@ -1,0 +1,79 @@
+"""How many microbatches each worker of a stage should run, and which it gives away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_adaptra.plan.routes.chains import Chains
+from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
+
+
+def home_runs(workers: Workers, chains: Chains) -> Runs:
+    """Each microbatch on the chain of its home."""
+    return [
+        [chains[unit // workers.count][stage] for unit in range(workers.units)]
+        for stage in range(workers.stages)
+    ]
+
+
+def reassigned(have: dict[int, list[int]], shares: dict[int, int]) -> dict[int, int]:
+    """Who gets which unit, so that each worker has its share.
+
+    What a worker gives away is spread evenly over what it has, and what each of the others gets
+    over that.
+
+    Args:
+        have: per worker, its units, in the order in which it runs them.
+        shares: per worker, how many it should have.
+
+    Returns:
+        By unit, the worker that gets it.
+    """
+    given: list[int] = []
+    for worker, units in have.items():
+        surplus = len(units) - shares[worker]
+        if surplus > 0:
+            given += [units[(2 * i + 1) * len(units) // (2 * surplus)] for i in range(surplus)]
+    wants = {w: shares[w] - len(units) for w, units in have.items() if shares[w] > len(units)}
+    got = dict.fromkeys(wants, 0)
+    moved: dict[int, int] = {}
+    place = {unit: i for units in have.values() for i, unit in enumerate(units)}
+    for unit in sorted(given, key=lambda unit: (place[unit], unit)):
+        worker = min(wants, key=lambda w: ((got[w] + 0.5) / wants[w], w))
+        got[worker] += 1
+        moved[unit] = worker
+        if got[worker] == wants[worker]:
+            del wants[worker]
+    return moved
+
+
+def microbatch_seconds(workers: Workers, worker: int) -> float:
+    """How long one microbatch keeps `worker`: by its ops, or by its port."""
+    c = workers.conditions
+    if worker in c.failed:
+        return float("inf")
+    compute = workers.forward[worker] + workers.backward[worker] + workers.weight[worker]
+    stage = worker % workers.stages
+    ways = (stage > 0) + (stage < workers.stages - 1)  # messages that it sends, and receives
+    return max(compute, ways * workers.port[worker])
+
+
+def shifted(workers: Workers, chains: Chains, shares: Sequence[int]) -> Runs:
+    """Whole microbatches on other chains, so that chain i has `shares[i]` units."""
+    have = {d: list(range(d * workers.count, (d + 1) * workers.count)) for d in range(len(chains))}
+    moved = reassigned(have, dict(enumerate(shares)))
+    return [
+        [chains[moved.get(unit, unit // workers.count)][stage] for unit in range(workers.units)]
+        for stage in range(workers.stages)
+    ]
+
+
+def rerouted(workers: Workers, base: Runs, stage: int, shares: dict[int, int]) -> list[int]:
+    """The line of `stage` in `base`, but with so many units per worker as its `shares` say."""
+    line = list(base[stage])
+    have: dict[int, list[int]] = {worker: [] for worker in shares}
+    for unit in workers.turns:
+        have[line[unit]].append(unit)
+    for unit, worker in reassigned(have, shares).items():
+        line[unit] = worker
+    return line

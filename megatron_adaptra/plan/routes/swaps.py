@@ -1,0 +1,145 @@
+"""Plans in which whole pipelines exchange partners: each worker runs one home, in one order.
+
+Only whom a worker exchanges messages with differs from each replica by itself, and how deep its
+warmup is. So Megatron's own schedule function can run them, and backwards keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.plan.pipeline.base import Plan
+from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
+from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
+from megatron_adaptra.plan.routes.words import loads_in_words
+
+SWAPPED, ALONE = "swap", "warmup"  # policies
+
+
+def chain_conditions(conditions: ReplicaConditions, chain: Sequence[int]) -> Conditions:
+    """Those of one pipeline, on its even share of the cores.
+
+    Args:
+        conditions: of all workers.
+        chain: its workers, by stage; none is dead.
+    """
+    c, pairs = conditions, range(len(chain) - 1)
+    links: dict[tuple[int, int], LinkState] = {}
+    for s in pairs:
+        links[s, s + 1] = c.link(chain[s], chain[s + 1])
+        links[s + 1, s] = c.link(chain[s + 1], chain[s])
+    slow = [c.slow.get(worker, 1.0) for worker in chain]
+
+    def scaled(seconds: Sequence[float]) -> tuple[float, ...]:
+        return tuple(x * times for x, times in zip(seconds, slow, strict=True)) if seconds else ()
+
+    p = c.pipeline
+    return replace(
+        p,
+        forward=scaled(p.forward),
+        backward_input=scaled(p.backward_input),
+        backward_weight=scaled(p.backward_weight),
+        backward=scaled(p.backward),
+        recomputation=scaled(p.recomputation),
+        links=links,
+        activation_budget=tuple(c.activation_budget[worker] for worker in chain),
+        core_share=tuple(map(c.on_core, chain)),
+    )
+
+
+def chain_schedules(
+    conditions: ReplicaConditions,
+    start: Schedule,
+    timed: Callable[[Schedule, Conditions], Plan],
+    deeper: Callable[[Conditions], Plan],
+) -> Iterator[Schedule]:
+    """All that whole pipelines can do, the cheapest first.
+
+    Each replica by itself with deeper warmups where these help; then exchanged partners with the
+    warmups of the start; then both.
+
+    Args:
+        conditions: of all workers, of which none is dead.
+        start: of one pipeline, with its warmup depths.
+        timed: what an iteration of a schedule of one pipeline takes.
+        deeper: the plan of one pipeline.
+    """
+    plans: dict[object, tuple[Plan, Plan]] = {}
+
+    def both(chain: Sequence[int]) -> tuple[Plan, Plan]:
+        one = chain_conditions(conditions, chain)
+        key = one.forward, tuple(one.links.items()), one.activation_budget, one.core_share
+        if key not in plans:  # most chains are alike
+            plans[key] = timed(start, one), deeper(one)
+        return plans[key]
+
+    own, others = own_chains(conditions), list(swapped_chains(conditions))
+    yield _deeper(own, both)
+    for chains in others:
+        yield _on_chains([start] * len(chains), chains)
+    for chains in others:
+        yield _deeper(chains, both)
+
+
+def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -> Schedule:
+    """The plan of one pipeline in every replica, for the worst of each stage and of each link.
+
+    `conditions`, `deeper`: see `chain_schedules`.
+    """
+    chains = own_chains(conditions)
+    each = [chain_conditions(conditions, chain) for chain in chains]
+
+    def worst(name: str) -> tuple[float, ...]:
+        return tuple(map(max, zip(*(getattr(one, name) for one in each), strict=True)))
+
+    links = {}
+    for path in each[0].links:
+        states = [one.links[path] for one in each]
+        slowest = min(state.bandwidth for state in states)
+        links[path] = LinkState(max(state.delay for state in states), slowest)
+    budgets = zip(*(one.activation_budget for one in each), strict=True)
+    one = replace(
+        each[0],
+        forward=worst("forward"),
+        backward_input=worst("backward_input"),
+        backward_weight=worst("backward_weight"),
+        backward=worst("backward"),
+        recomputation=worst("recomputation"),
+        links=links,
+        activation_budget=tuple(map(min, budgets)),
+        core_share=worst("core_share"),
+    )
+    return _on_chains([deeper(one).schedule] * len(chains), chains)
+
+
+def _deeper(chains: Chains, both: Callable[[Sequence[int]], tuple[Plan, Plan]]) -> Schedule:
+    """Deeper warmups in the chains alone that would be the slowest without."""
+    pairs = [both(chain) for chain in chains]
+    least = max(ten_digits(min(first.predicted, plan.predicted)) for first, plan in pairs)
+    fits = (ten_digits(first.predicted) <= least for first, _ in pairs)
+    chosen = [
+        first.schedule if enough else plan.schedule
+        for (first, plan), enough in zip(pairs, fits, strict=True)
+    ]
+    return _on_chains(chosen, chains)
+
+
+def _on_chains(schedules: Sequence[Schedule], chains: Chains) -> Schedule:
+    """Of each chain the schedule of one pipeline."""
+    count = len(schedules[0].order)
+    lines: list[Line] = [()] * (count * len(chains))
+    for home, (chain, schedule) in enumerate(zip(chains, schedules, strict=True)):
+        for worker, line in zip(chain, schedule.order, strict=True):
+            lines[worker] = _of_home(line, home)
+    made = Schedule(tuple(lines), schedules[0].microbatches, replicas=len(chains))
+    if words := loads_in_words(made):
+        return replace(made, policy=SWAPPED, why=words)
+    return replace(made, policy=ALONE, why="every microbatch runs at home")
+
+
+def _of_home(line: Line, home: int) -> Line:
+    return tuple(op._replace(home=home) for op in line)

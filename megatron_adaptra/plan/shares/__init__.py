@@ -1,0 +1,1 @@
+"""How many microbatches each replica runs."""
