@@ -10,8 +10,8 @@ from typing import Any
 
 from common import main
 
-from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
-from megatron_adaptra.telemetry.arrivals import Seen
+from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
+from megatron_adaptra.measure.arrivals import Seen
 
 SIZES = (4, 8, 16, 32, 64, 128)
 SEED = 20261128

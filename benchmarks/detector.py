@@ -20,7 +20,7 @@ from typing import Any
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.telemetry.detect import DelayChart
+from megatron_adaptra.measure.detect import DelayChart
 
 SHIFTS_MS = (0.2, 0.5, 1.0, 5.0, 20.0)
 CLEAN = 100  # iterations before a link gets slow

@@ -21,7 +21,7 @@ from megatron_adaptra.adapt.record import Recorded, read_record
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.measure.estimate import Estimator
 
 ROWS = {
     "20 MB/s": ["--delay", "0ms", "--bandwidth", "20MB/s"],

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.measure.estimate import Estimator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))

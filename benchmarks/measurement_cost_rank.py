@@ -18,7 +18,7 @@ from megatron.training import training
 
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.device.cuda import CudaDevice
-from megatron_adaptra.telemetry.link_probe import LinkProbes
+from megatron_adaptra.measure.link_probe import LinkProbes
 
 PROGRAM = (
     Path(__file__).resolve().parents[1] / "tests" / "train" / "ranks" / "pretrain_gpt_small.py"

@@ -22,7 +22,7 @@ from typing import Any
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.telemetry.replica_speed import WINDOW, ReplicaSpeeds
+from megatron_adaptra.measure.replica_speed import WINDOW, ReplicaSpeeds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
@@ -31,7 +31,7 @@ from telemetry.replica_runs import KINDS, Run, Samples, made
 FIRST = 20  # iterations before the first forecast
 REPLICAS = (2, 4, 8)
 HORIZON = 10  # iterations after a decision for which its plan is judged
-LAMBDA = 0.3  # weight of the newest of an EWMA's samples, as in telemetry/detect.py
+LAMBDA = 0.3  # weight of the newest of an EWMA's samples, as in measure/detect.py
 LEVEL, TREND = 0.3, 0.1  # Holt's alpha and beta
 LEAST = 0.1  # of the level: a trend that leads below is not believed
 
@@ -45,7 +45,7 @@ def last_value() -> Callable[[float], float]:
 
 
 def ewma() -> Callable[[float], float]:
-    """An exponentially weighted moving average (Roberts 1959, see telemetry/detect.py)."""
+    """An exponentially weighted moving average (Roberts 1959, see measure/detect.py)."""
     average: list[float] = []
 
     def add(seconds: float) -> float:

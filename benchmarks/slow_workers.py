@@ -18,7 +18,7 @@ from statistics import mean, median
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.telemetry.slow_workers import SlowWorkers
+from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))

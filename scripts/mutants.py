@@ -40,7 +40,7 @@ PACKAGES: dict[str, tuple[int, tuple[str, ...]]] = {
     "model": (40, ("tests/unit/model", "tests/unit/plan")),
     "sim": (50, ("tests/unit/sim",)),
     "plan": (60, ("tests/unit/plan",)),
-    "telemetry": (60, ("tests/unit/telemetry",)),
+    "measure": (60, ("tests/unit/telemetry",)),
     "agree/agreement.py": (20, ("tests/unit/runtime",)),
 }
 NEAREST = 4  # test files; more of them notice hardly more, and each takes its time

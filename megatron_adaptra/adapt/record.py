@@ -24,7 +24,7 @@ from typing import Any
 from megatron_adaptra.adapt.log_reader import DecisionReader
 from megatron_adaptra.base.errors import AdaptraError, BadFile, BadMessage
 from megatron_adaptra.base.log import LogFile
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.report import StageReport
 
 VERSION = 2
 LARGEST = 2**26  # bytes of a file

@@ -27,7 +27,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.base.exits import wait_at_exit
 from megatron_adaptra.base.log import GOES_ON, log_line
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.measure.iteration_record import IterationRecord
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 

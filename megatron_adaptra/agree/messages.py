@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.base.errors import BadMessage
-from megatron_adaptra.telemetry.reduction_report import ReductionReport
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.reduction_report import ReductionReport
+from megatron_adaptra.measure.report import StageReport
 
 Check = type | tuple[type, ...]
 _NUMBER = (int, float)

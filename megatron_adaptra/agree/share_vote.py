@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.measure.host_use import HostUse
 
 # ENDED: there are no data for another iteration. DIFFERENT: what plans are, which no rank gives.
 READY, ENDED, FAILED, DIFFERENT = range(4)

@@ -37,8 +37,8 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, merge
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.iteration_record import IterationRecord, merge
+from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.findings import slow_noun
 from megatron_adaptra.view.html.report import report_html

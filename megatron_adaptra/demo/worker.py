@@ -45,8 +45,8 @@ from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded
+from megatron_adaptra.measure.machine_time import MachineTime
 from megatron_adaptra.plan.reductions.figures import Figures
-from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw one of them
@@ -311,7 +311,7 @@ class _Demo:
         """Megatron as it is; on the iterations that may be drawn its ops are traced."""
         from megatron_adaptra.adapter.baseline.stock import slowed_ops
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
-        from megatron_adaptra.telemetry.probe import Probe
+        from megatron_adaptra.measure.probe import Probe
 
         worker = self.session.context.worker_emulator
         with contextlib.ExitStack() as stack:

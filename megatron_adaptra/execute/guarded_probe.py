@@ -6,7 +6,7 @@ import contextlib
 
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.probe import Probe
 
 
 class GuardedProbe:

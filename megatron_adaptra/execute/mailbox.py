@@ -15,7 +15,7 @@ from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import UnusedPosts
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 _RING = 16  # iterations before a tag comes back

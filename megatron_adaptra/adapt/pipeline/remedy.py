@@ -14,11 +14,11 @@ from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
 from megatron_adaptra.agree.bundle import SCHEDULE
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.replica_estimate import Changed
+from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.starvation import Starvation
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.replica_estimate import Changed
-from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.starvation import Starvation
 
 
 class PipelineRemedy(PlanRemedy[Plan, Conditions]):

@@ -24,11 +24,11 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.replica_estimate import Changed
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.replica_estimate import Changed
-from megatron_adaptra.telemetry.report import StageReport
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):

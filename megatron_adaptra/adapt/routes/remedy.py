@@ -15,9 +15,9 @@ from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
-from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
-from megatron_adaptra.telemetry.report import StageReport
 
 
 class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):

@@ -29,15 +29,15 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE
+from megatron_adaptra.measure.link_estimates import LONGEST
+from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
+from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.slow_workers import TRY_AGAIN
 from megatron_adaptra.plan.routes import route_server
 from megatron_adaptra.plan.routes.one_back import one_back
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
-from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
-from megatron_adaptra.telemetry.link_estimates import LONGEST
-from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
-from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
 Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see route_server.search
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from megatron_adaptra.base.units import brief
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
+from megatron_adaptra.measure.slow_workers import worker_in_words
 from megatron_adaptra.plan.link_words import MOST_NAMED, link_in_words
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
-from megatron_adaptra.telemetry.slow_workers import worker_in_words
 
 BACK = "back to 1F1B, every microbatch at home"
 

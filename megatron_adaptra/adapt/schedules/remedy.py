@@ -21,9 +21,9 @@ from megatron_adaptra.adapt.schedules.replanner import BaseReplanner
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.op_seconds import WINDOW
-from megatron_adaptra.telemetry.replica_estimate import Changed
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.op_seconds import WINDOW
+from megatron_adaptra.measure.replica_estimate import Changed
+from megatron_adaptra.measure.report import StageReport
 
 KEPT_DELAYS = 512  # iterations
 

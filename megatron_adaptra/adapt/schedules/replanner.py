@@ -17,11 +17,11 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.detect import DelayChart
+from megatron_adaptra.measure.op_seconds import WINDOW
+from megatron_adaptra.measure.replica_estimate import Changed
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
-from megatron_adaptra.telemetry.detect import DelayChart
-from megatron_adaptra.telemetry.op_seconds import WINDOW
-from megatron_adaptra.telemetry.replica_estimate import Changed
-from megatron_adaptra.telemetry.report import StageReport
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
 # Iterations after which nothing that a plan was once found too little worth by counts any more.

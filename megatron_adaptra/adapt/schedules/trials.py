@@ -10,7 +10,7 @@ from megatron_adaptra.adapt.schedules.change import Change, K, P
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.trial import Backoff, History, Measured, Outcome, Trial
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.report import StageReport
 
 
 class Trials(Generic[P, K]):

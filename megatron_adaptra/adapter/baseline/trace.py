@@ -16,7 +16,7 @@ from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.probe import Probe
 
 
 @contextlib.contextmanager

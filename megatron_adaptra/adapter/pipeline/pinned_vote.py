@@ -12,7 +12,7 @@ from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.estimate import SPARE
+from megatron_adaptra.measure.estimate import SPARE
 
 
 def messages_at_once(program: Program, worker: int) -> int:

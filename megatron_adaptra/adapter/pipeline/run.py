@@ -19,7 +19,7 @@ from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
 

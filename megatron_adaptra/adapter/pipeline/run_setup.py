@@ -42,9 +42,9 @@ from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.plan.pipeline.initial import over_own_messages, starting_schedule, trial
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
 # Microbatches whose memory the first half of a backward may take besides, on a GPU: gradients of
 # all that is kept for the second half, while nothing is freed. Measured: 0.4 to 1.2.

@@ -50,8 +50,8 @@ from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.report import Memory
 
 KEPT = 1000  # records of iterations at most, the last ones
 

@@ -55,7 +55,7 @@ from megatron_adaptra.execute.small.small_collectives import (
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.telemetry.link_probe import LinkProbes
+from megatron_adaptra.measure.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import torch_waits

@@ -43,7 +43,7 @@ from megatron_adaptra.base.errors import reason_of
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_row import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
 # By the word of all ranks, why there are no shares any more.

@@ -14,8 +14,8 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
-from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
+from megatron_adaptra.measure.host_use import HostUse
+from megatron_adaptra.measure.replica_row import ReplicaRow
 
 
 class Source(Protocol):

@@ -30,7 +30,7 @@ from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.small_collectives import SmallCollectives
-from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
+from megatron_adaptra.measure.iteration_record import CollectiveSpan
 
 _NONE = -1.0  # Megatron's value for a rank that has none
 _RESULT = struct.Struct("<Bdd")  # success, gradient norm, zeros

@@ -1,6 +1,6 @@
 """Sixteen bytes from each rank to each other one as soon as its first gradients are ready.
 
-They show who is late (telemetry/arrivals.py), and carry what the sender runs: two that run
+They show who is late (measure/arrivals.py), and carry what the sender runs: two that run
 different all-reduces find it out, instead of adding wrong numbers. Where that is known later, as
 on a GPU, they carry how much later. A rank may leave out iterations (measured_iterations.py).
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.telemetry.arrivals import after_the_first
+from megatron_adaptra.measure.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 
 # The iteration, the mark of what runs, the iteration until which all are measured, and the seconds

@@ -19,9 +19,9 @@ from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.base import waits
 from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.telemetry.core_wait import CoreWait
-from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
+from megatron_adaptra.measure.core_wait import CoreWait
+from megatron_adaptra.measure.host_use import HostUse
+from megatron_adaptra.measure.replica_row import ReplicaRow
 
 
 class AdaptiveSync:

@@ -10,7 +10,7 @@ import contextlib
 import os
 
 from megatron_adaptra.base.processes import descendants
-from megatron_adaptra.telemetry.host_use import HostMeter, HostUse
+from megatron_adaptra.measure.host_use import HostMeter, HostUse
 
 WAITS = 0.1  # share of an iteration for which its thread waits for a core, from which it is late
 HOLDS = 3  # iterations in a row that show it, before the host is looked at ...

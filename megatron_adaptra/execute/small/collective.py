@@ -17,7 +17,7 @@ from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.reduction import Native, Orders, orders_of
 from megatron_adaptra.execute.small.timing import Taken, timed
-from megatron_adaptra.telemetry.step_sync import KEEP
+from megatron_adaptra.measure.step_sync import KEEP
 
 FIRST = 3  # calls after which an operation is taken for one of every iteration
 MEASURED = 3  # calls whose median is the cost

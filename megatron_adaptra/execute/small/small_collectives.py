@@ -30,7 +30,7 @@ from megatron_adaptra.execute.small.hierarchical import Links, descriptors_of
 from megatron_adaptra.execute.small.reduction import KNOWN, Native
 from megatron_adaptra.execute.small.timing import timed
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
+from megatron_adaptra.measure.iteration_record import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
 
 SMALL = 1024  # bytes: the most that every member may send to every other

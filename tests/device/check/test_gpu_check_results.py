@@ -18,8 +18,8 @@ from gpu_check.result import Result, not_run
 from gpu_check.target import CPU, Target
 from launching import ROOT, refused, run
 
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.report import Memory
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 TARGET = Target(

@@ -29,8 +29,8 @@ from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import first_posts
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End

@@ -12,8 +12,8 @@ from hostile_cuda.stage_model import label
 
 from megatron_adaptra.device.base import Mark
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.probe import Probe
 
 if TYPE_CHECKING:
     from hostile_cuda.ranks import Result

@@ -141,7 +141,7 @@ class Discovery:
         if event == "c_call" and main and not is_core(module):
             name = f"{what.__module__ or type(what.__self__).__module__}.{what.__qualname__}"
             # What the kernel counts is read from memory, which waits for nothing.
-            if name.startswith(WAITING) and not module.endswith("telemetry.core_wait"):
+            if name.startswith(WAITING) and not module.endswith("measure.core_wait"):
                 self.waits.add(f"{_title(frame)} calls {name}")
         if event != "call" or "<" in frame.f_code.co_qualname:
             return  # what has no name of its own runs as a part of what has

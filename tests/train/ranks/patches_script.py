@@ -35,8 +35,8 @@ from megatron_adaptra.adapter.compat.profiles import profile  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.base.errors import UnsupportedMegatron  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.measure.probe import Probe  # noqa: E402
 from megatron_adaptra.plan.pipeline.initial import starting_schedule  # noqa: E402
-from megatron_adaptra.telemetry.probe import Probe  # noqa: E402
 
 SLOW = ["0-1:1ms"]
 EXECUTOR = AdaptraConfig(

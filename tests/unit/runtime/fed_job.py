@@ -10,8 +10,8 @@ from megatron_adaptra.adapt.pipeline.replanner import Replanner
 from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
 from megatron_adaptra.adapt.schedules.change import Change, K, P
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.report import StageReport
 
 
 class FedJob(Generic[P, K]):

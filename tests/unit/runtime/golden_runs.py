@@ -45,8 +45,8 @@ from megatron_adaptra.base import log, waits
 from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.measure.iteration_record import IterationRecord
 from megatron_adaptra.plan.ladder import COLLECTIVE
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
 
 MS = 1e-3
 LOG = "decisions.jsonl"

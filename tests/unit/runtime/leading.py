@@ -29,9 +29,9 @@ from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.report import Memory
 
 FORWARD, BACKWARD = 0.010, 0.020
 Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -> seconds

@@ -19,8 +19,8 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Transport
 
 SHAPE = (3, 4)  # of one message

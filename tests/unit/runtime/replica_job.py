@@ -21,14 +21,14 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.measure.link_probe import NBYTES
+from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
-from megatron_adaptra.telemetry.link_probe import NBYTES
-from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
-from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3

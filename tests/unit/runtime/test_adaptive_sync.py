@@ -22,8 +22,8 @@ from megatron_adaptra.execute.shares import adaptive as group
 from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
 from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
+from megatron_adaptra.measure.host_use import HostUse
+from megatron_adaptra.measure.replica_row import ReplicaRow
 
 RANKS, MICROBATCHES, ITERATIONS = 3, 4, 12
 FULL, SHARED = (4, 4, 4), (5, 5, 2)

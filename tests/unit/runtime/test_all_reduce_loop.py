@@ -19,8 +19,8 @@ from megatron_adaptra.adapt.trial import FIRST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.base.errors import BadBundle, BadInput
+from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 SOON = 10  # iterations in which a late rank is found
 

@@ -19,7 +19,7 @@ from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.report import Memory
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 STOCK = (3, 2, 1)

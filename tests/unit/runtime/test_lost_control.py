@@ -29,7 +29,7 @@ from megatron_adaptra.agree.relink import Relink
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.gloo import GlooTransport
 

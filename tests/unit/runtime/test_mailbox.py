@@ -29,8 +29,8 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import parse_line
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
-from megatron_adaptra.telemetry.iteration_record import merge
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.iteration_record import merge
+from megatron_adaptra.measure.probe import Probe
 
 STAGES, COUNT = 3, 5
 

@@ -23,7 +23,7 @@ from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Transport
 
 STAGES, REPLICAS, COUNT = 3, 2, 5

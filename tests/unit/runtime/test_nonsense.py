@@ -22,8 +22,8 @@ from megatron_adaptra.agree.bundle import digest_of, scheduled
 from megatron_adaptra.agree.channel import _FRAME, _HEAD, LONGEST, Channel
 from megatron_adaptra.agree.messages import checked
 from megatron_adaptra.base.errors import BadBundle, BadMessage, PeerLost, ScheduleError
-from megatron_adaptra.telemetry.reduction_report import ReductionReport
-from megatron_adaptra.telemetry.report import Collective, Memory, Step, StockOp
+from megatron_adaptra.measure.reduction_report import ReductionReport
+from megatron_adaptra.measure.report import Collective, Memory, Step, StockOp
 
 BUNDLE = scheduled(schedule((4, 1), 4))
 REPORT = report(

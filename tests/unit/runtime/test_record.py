@@ -29,8 +29,8 @@ from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.base.errors import BadFile
 from megatron_adaptra.base.log import LogFile
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.report import StageReport
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 STATUS = {"iteration": 0, "delays": {"0>1": 1e-4}, "alarms": [], "replans": 0}

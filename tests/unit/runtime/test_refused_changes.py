@@ -8,7 +8,7 @@ from runtime.hand_fed import Job as Pipeline
 from runtime.replica_job import Job as Replicas
 from seeding import new_seed
 
-from megatron_adaptra.telemetry.replica_estimate import Changed
+from megatron_adaptra.measure.replica_estimate import Changed
 
 SLOW = dict.fromkeys([(1, 2), (2, 1)], 60 * MS)
 HALF_SPEED = {4: 2.0}

@@ -26,7 +26,7 @@ from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
+from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 Prepare = Callable[[int, Proposal], None]

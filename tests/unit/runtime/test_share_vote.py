@@ -18,7 +18,7 @@ from megatron_adaptra.agree.share_vote import (
     Voted,
 )
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.measure.host_use import HostUse
 
 REPLICAS = (0, 0, 1, 1)  # of each rank
 PLAN = SyncPlan.full_of(2, 4).text()

@@ -23,7 +23,7 @@ from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import starting_ballot
 from megatron_adaptra.base import waits
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.measure.estimate import Estimator
 
 MIB = 1 << 20
 COUNT = 4  # microbatches

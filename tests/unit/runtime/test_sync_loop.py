@@ -23,8 +23,8 @@ from megatron_adaptra.adapt.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.base.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.plan.shares.counts import Speed
-from megatron_adaptra.telemetry.host_use import HostUse
 
 SOON = 10  # iterations in which a slow replica is found, and one that is fast again
 FULL = (8, 8, 8, 8)

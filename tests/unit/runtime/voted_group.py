@@ -17,10 +17,10 @@ from megatron_adaptra.agree.agreement import Ballot
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.ir.buffers import Buffers
+from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.ring import ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
-from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 MS = 1e-3
 RATE = 20e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from megatron_adaptra.telemetry.arrivals import Pair
+from megatron_adaptra.measure.arrivals import Pair
 
 
 def messages(

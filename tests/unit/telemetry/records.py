@@ -12,10 +12,10 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
-from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 

@@ -12,11 +12,11 @@ from telemetry.late_ranks import messages
 from telemetry.test_port_rates import probed
 
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import choose_all_reduce
 from megatron_adaptra.sim.ports import Ports
-from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
 
 PATTERNS = [*["late"] * 4, *["two late"] * 2, "slow port", "slow port", "slow path", "rotating"]
 PATTERNS += ["none", "none"]

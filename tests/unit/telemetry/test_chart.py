@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.records import noise
 
-from megatron_adaptra.telemetry.detect import BASELINE, DelayChart
+from megatron_adaptra.measure.detect import BASELINE, DelayChart
 
 MS = 1e-3
 STAGE = 10 * MS

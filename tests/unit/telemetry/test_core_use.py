@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from telemetry.records import report
 
-from megatron_adaptra.telemetry.core_use import CoreUse, queue_share
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.core_use import CoreUse, queue_share
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
+from megatron_adaptra.measure.report import StageReport
 
 MS = 1e-3
 STAGES, REPLICAS, COUNT = 2, 2, 4

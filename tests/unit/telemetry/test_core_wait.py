@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.telemetry import core_wait
-from megatron_adaptra.telemetry.core_wait import CoreWait
+from megatron_adaptra.measure import core_wait
+from megatron_adaptra.measure.core_wait import CoreWait
 
 counted = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="the kernel does not count it"

@@ -9,8 +9,8 @@ from telemetry.records import record, report
 
 from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.report import Memory, StageReport, Step
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.report import Memory, StageReport, Step
 
 MS = 1e-3
 HOST = ["one"] * 3

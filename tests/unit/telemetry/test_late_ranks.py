@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from telemetry.late_ranks import messages
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.telemetry import late_ranks
-from megatron_adaptra.telemetry.arrivals import arrivals, by_path
-from megatron_adaptra.telemetry.late_ranks import LateRanks
+from megatron_adaptra.measure import late_ranks
+from megatron_adaptra.measure.arrivals import arrivals, by_path
+from megatron_adaptra.measure.late_ranks import LateRanks
 
 BUFFER = 0.16
 MS = 1e-3

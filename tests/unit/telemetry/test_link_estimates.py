@@ -10,7 +10,7 @@ import pytest
 from seeding import new_seed
 from telemetry.traffic import MS, Link, Traffic, healthy
 
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.measure.estimate import Estimator
 
 BASE, STAGE = 1 * MS, 10 * MS
 SEED = 20251126  # fixed: a rate of false alarms is never quite zero

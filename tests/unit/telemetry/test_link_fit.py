@@ -8,8 +8,8 @@ import random
 import pytest
 from seeding import new_seed
 
-from megatron_adaptra.telemetry.link_fit import WINDOW, LinkFit, Sample, slope_of, transmissions
-from megatron_adaptra.telemetry.students_t import exceeded, tail
+from megatron_adaptra.measure.link_fit import WINDOW, LinkFit, Sample, slope_of, transmissions
+from megatron_adaptra.measure.students_t import exceeded, tail
 from megatron_adaptra.transport.base import Stamps
 
 MB = 1e6

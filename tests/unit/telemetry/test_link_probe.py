@@ -6,7 +6,7 @@ import torch
 from patience import PATIENCE, longer_and_longer
 from transport.loopback import LoopbackNetwork
 
-from megatron_adaptra.telemetry.link_probe import AHEAD, FIRST, KEPT, NBYTES, SHARE, LinkProbes
+from megatron_adaptra.measure.link_probe import AHEAD, FIRST, KEPT, NBYTES, SHARE, LinkProbes
 
 
 def taken(probes, count):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.measure.port_rates import PortRates
 from megatron_adaptra.sim.ports import Ports
-from megatron_adaptra.telemetry.port_rates import PortRates
 
 MB = 1e6
 SEED = 20251126  # fixed: a rate of false alarms is never quite zero

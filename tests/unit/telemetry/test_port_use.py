@@ -11,13 +11,13 @@ import pytest
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.measure.link_probe import NBYTES
+from megatron_adaptra.measure.port_use import PortModel, PortUse, port_use
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
-from megatron_adaptra.telemetry.link_probe import NBYTES
-from megatron_adaptra.telemetry.port_use import PortModel, PortUse, port_use
-from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3

@@ -11,14 +11,14 @@ from telemetry.records import record
 from megatron_adaptra.device.host import HostDevice, HostMark
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.iteration_record import (
+from megatron_adaptra.measure.iteration_record import (
     CollectiveSpan,
     IterationRecord,
     OpTime,
     merge,
 )
-from megatron_adaptra.telemetry.probe import Probe
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.probe import Probe
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.transport.base import Stamps
 
 

@@ -19,11 +19,11 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.link_estimates import LONGEST
+from megatron_adaptra.measure.replica_estimate import STALE, ReplicaEstimator
+from megatron_adaptra.measure.report import Memory, StageReport, Step, StockOp
 from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.link_estimates import LONGEST
-from megatron_adaptra.telemetry.replica_estimate import STALE, ReplicaEstimator
-from megatron_adaptra.telemetry.report import Memory, StageReport, Step, StockOp
 
 MS = 1e-3
 STAGES, COUNT = 3, 4

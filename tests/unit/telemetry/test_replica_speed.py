@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from telemetry.replica_runs import COUNT, KINDS, SECONDS, iteration, made
 
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.measure.replica_speed import Outside, ReplicaSpeeds
 from megatron_adaptra.plan.shares.counts import share_by_speed
-from megatron_adaptra.telemetry.replica_speed import Outside, ReplicaSpeeds
 
 SEED = 20251127  # fixed: a rate of false alarms is never quite zero
 

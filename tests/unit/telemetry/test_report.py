@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from telemetry.records import job, record, stock, stock_records
 
 from megatron_adaptra.base.errors import BadMessage
-from megatron_adaptra.telemetry.report import (
+from megatron_adaptra.measure.report import (
     VERSION,
     Collective,
     Memory,

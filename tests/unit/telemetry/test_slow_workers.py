@@ -11,7 +11,7 @@ from telemetry.records import record, report
 from telemetry.workers import jittery
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.telemetry.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
+from megatron_adaptra.measure.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
 
 STAGES = 3
 SEED = 20251125  # fixed: a rate of false alarms is never quite zero

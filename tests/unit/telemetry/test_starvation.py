@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from telemetry.records import report
 
-from megatron_adaptra.telemetry.starvation import WINDOW, Starvation
+from megatron_adaptra.measure.starvation import WINDOW, Starvation
 
 
 def logged(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_adaptra.telemetry.report import Collective, Step
-from megatron_adaptra.telemetry.step_sync import StepSyncModel
+from megatron_adaptra.measure.report import Collective, Step
+from megatron_adaptra.measure.step_sync import StepSyncModel
 
 MS = 1e-3
 

@@ -10,10 +10,10 @@ from telemetry.records import job, stock, stock_records
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.probe import Probe
-from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.stock_messages import FIRST_PATIENCE, Excess, stock_links
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.probe import Probe
+from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.stock_messages import FIRST_PATIENCE, Excess, stock_links
 
 MS = 1e-3
 

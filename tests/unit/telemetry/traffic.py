@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
-from megatron_adaptra.telemetry.link_probe import NBYTES
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
+from megatron_adaptra.measure.link_probe import NBYTES
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3

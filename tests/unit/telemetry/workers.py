@@ -8,7 +8,7 @@ from statistics import median
 
 from telemetry.records import report
 
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.report import StageReport
 
 SECONDS = {"F": 0.010, "B": 0.020}  # of one microbatch on a healthy worker
 OPS = 8  # of a kind, per iteration

@@ -18,9 +18,9 @@ from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.routes import worker_name
-from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
-from megatron_adaptra.telemetry.op_seconds import WINDOW
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.measure.op_seconds import WINDOW
+from megatron_adaptra.measure.report import StageReport
 
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
 SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change

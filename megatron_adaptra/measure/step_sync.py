@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from megatron_adaptra.telemetry.report import Step
+from megatron_adaptra.measure.report import Step
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
 PASSES = 4  # delays of gloo's small all-reduce: there and back, each after a handshake

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from megatron_adaptra.telemetry.link_fit import LinkFit, Sample, slope_of
+from megatron_adaptra.measure.link_fit import LinkFit, Sample, slope_of
 
 WELL = 5  # iterations whose medians are what a link takes while it is well
 

@@ -4,7 +4,7 @@ A replica reports of each iteration what its microbatches took, and how many the
 some seconds are outside of any microbatch; the rest are as many times those of one microbatch as
 it ran, and as it takes to fill and drain its pipeline.
 
-Which replicas are slow is found as for the workers of a stage (telemetry/slow_workers.py): each
+Which replicas are slow is found as for the workers of a stage (measure/slow_workers.py): each
 has the others for a control group, and a chart with a gate and a confirmation. The set of slow
 replicas counts as another one only once it has been so for some iterations. Slowness that moves
 from one replica to another is nobody's.
@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.measure.rotation import Rotation
+from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
 from megatron_adaptra.plan.shares.counts import Speed
-from megatron_adaptra.telemetry.rotation import Rotation
-from megatron_adaptra.telemetry.slow_workers import SLOW, SlowWorkers
 
 WINDOW = 8  # iterations whose median is expected next: the least error, docs/evidence/shares.md
 HOLDS = 3  # iterations in a row that show the same set, before it counts, ...

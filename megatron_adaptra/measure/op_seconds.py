@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.report import StageReport
 
 WINDOW = 5  # iterations over which op seconds are taken
 LIMITS = 0.9, 1.25  # of a correction

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from statistics import median
 
-from megatron_adaptra.telemetry.middle import middle_of
+from megatron_adaptra.measure.middle import middle_of
 
 LAMBDA, LIMIT = 0.3, 4.7
 BASELINE = 4  # samples from which the first level is learned, ...

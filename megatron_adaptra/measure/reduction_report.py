@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_adaptra.ir.buffers import Buffers
-from megatron_adaptra.telemetry.report import read_report
+from megatron_adaptra.measure.report import read_report
 
 VERSION = 4
 

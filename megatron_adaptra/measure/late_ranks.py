@@ -14,11 +14,11 @@ from statistics import median
 import numpy as np
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.telemetry.arrivals import Pair, Seen, arrivals, by_path
-from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
-from megatron_adaptra.telemetry.middle import Floats, medians
-from megatron_adaptra.telemetry.own_lateness import OwnLateness
-from megatron_adaptra.telemetry.rotation import Rotation
+from megatron_adaptra.measure.arrivals import Pair, Seen, arrivals, by_path
+from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.measure.middle import Floats, medians
+from megatron_adaptra.measure.own_lateness import OwnLateness
+from megatron_adaptra.measure.rotation import Rotation
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.measure.arrivals import Pair, Seen
+from megatron_adaptra.measure.late_ranks import LateRanks
+from megatron_adaptra.measure.port_rates import PortRates
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.sized import MESSAGE
-from megatron_adaptra.telemetry.arrivals import Pair, Seen
-from megatron_adaptra.telemetry.late_ranks import LateRanks
-from megatron_adaptra.telemetry.port_rates import PortRates
 
 
 class AllReduceEstimate:

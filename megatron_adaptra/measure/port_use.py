@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from megatron_adaptra.telemetry.link_fit import by_themselves
+from megatron_adaptra.measure.link_fit import by_themselves
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW, FEWEST = 20, 5  # iterations that count, and how many of them are looked at first

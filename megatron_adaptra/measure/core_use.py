@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import replace
 from statistics import median
 
-from megatron_adaptra.telemetry.op_seconds import WINDOW, OpSeconds, StageOps
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.op_seconds import WINDOW, OpSeconds, StageOps
+from megatron_adaptra.measure.report import StageReport
 
 
 def queue_share(report: StageReport) -> float | None:

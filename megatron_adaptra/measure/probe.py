@@ -10,9 +10,9 @@ from functools import partial
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.telemetry.core_wait import CoreWait
-from megatron_adaptra.telemetry.iteration_record import CollectiveSpan, IterationRecord, OpTime
-from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.measure.core_wait import CoreWait
+from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationRecord, OpTime
+from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
 UNREAD = 32  # halves of iterations whose times may be unknown

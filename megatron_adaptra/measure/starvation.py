@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.report import StageReport
 
 WINDOW = 5  # iterations whose median counts
 MUCH = 0.1  # of an iteration

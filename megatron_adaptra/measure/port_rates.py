@@ -15,10 +15,10 @@ from statistics import median, median_low
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.measure.arrivals import Pair
+from megatron_adaptra.measure.detect import RELATIVE
+from megatron_adaptra.measure.middle import middle_of
 from megatron_adaptra.sim.ports import Ports
-from megatron_adaptra.telemetry.arrivals import Pair
-from megatron_adaptra.telemetry.detect import RELATIVE
-from megatron_adaptra.telemetry.middle import middle_of
 
 WINDOW = 5  # iterations, of whose rates the median counts
 FEWEST = 3  # iterations before a path counts at all

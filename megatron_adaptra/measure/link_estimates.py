@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
-from megatron_adaptra.telemetry.link_model import LinkModel
-from megatron_adaptra.telemetry.port_use import PortModel
-from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
+from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.measure.link_model import LinkModel
+from megatron_adaptra.measure.port_use import PortModel
+from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.stock_messages import Excess, Link, is_stock, stock_links
 
 _BETWEEN = 4  # links, at least, of a worker between two others
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want

@@ -14,13 +14,13 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.telemetry.core_use import CoreUse, queue_share
-from megatron_adaptra.telemetry.detect import RELATIVE, DelayChart
-from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.link_estimates import LONGEST, THIN, LinkEstimates
-from megatron_adaptra.telemetry.op_seconds import Correction, OpSeconds, StageOps
-from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.slow_workers import SlowWorkers
+from megatron_adaptra.measure.core_use import CoreUse, queue_share
+from megatron_adaptra.measure.detect import RELATIVE, DelayChart
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.link_estimates import LONGEST, THIN, LinkEstimates
+from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps
+from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 STALE = 1000  # iterations after which a cross path has to be measured anew
 _MOST = 1e15  # seconds, bytes or moments; what is more is nonsense

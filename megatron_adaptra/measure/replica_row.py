@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.measure.host_use import HostUse
 
 
 @dataclass(frozen=True)

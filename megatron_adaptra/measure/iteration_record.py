@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.link_fit import by_themselves, transmissions
-from megatron_adaptra.telemetry.port_use import port_use
-from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
+from megatron_adaptra.measure.link_fit import by_themselves, transmissions
+from megatron_adaptra.measure.port_use import port_use
+from megatron_adaptra.measure.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
 SMALL = 64  # bytes of a message that shows a link's delay alone

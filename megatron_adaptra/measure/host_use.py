@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from megatron_adaptra.base.processes import cpu_seconds, descendants, process_tree
-from megatron_adaptra.telemetry.machine_time import MachineTime
+from megatron_adaptra.measure.machine_time import MachineTime
 
 _SHOWN = 0.05  # cores; less is left out of sentences
 _HOGS = 0.1  # of the cores that the training itself gets; less makes nobody late

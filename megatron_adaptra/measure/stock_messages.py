@@ -14,8 +14,8 @@ from statistics import median
 from megatron_adaptra.ir.deps import ACTIVATION, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.telemetry.iteration_record import IterationRecord
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 Link = tuple[int, int]

@@ -14,8 +14,8 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from megatron_adaptra.base.errors import BadMessage
-from megatron_adaptra.telemetry.link_fit import Sample
-from megatron_adaptra.telemetry.port_use import PortUse
+from megatron_adaptra.measure.link_fit import Sample
+from megatron_adaptra.measure.port_use import PortUse
 
 VERSION = 7
 _LONGEST = 40  # characters of a value in an error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatron_adaptra.telemetry.arrivals import after_the_first
+from megatron_adaptra.measure.arrivals import after_the_first
 
 
 class OwnLateness:
