@@ -141,7 +141,7 @@ class AdaptraConfig:
         "slow, and then what is predicted to save --adaptra-min-gain of an iteration; direct, each "
         "piece at an owner, in the order of ranks, where a late rank owns nothing; stragglar, for "
         "one late rank of at least 4, in rounds after it arrives; or a file with a collective "
-        "plan, as adaptra draw --allreduce writes it",
+        "plan (docs/allreduce.md)",
         metavar="HOW",
     )
     late_ranks: str = _setting(

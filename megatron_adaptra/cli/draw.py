@@ -1,4 +1,4 @@
-"""`adaptra draw`: a schedule, or an all-reduce, as text, SVG, PNG, page or Chrome trace."""
+"""`adaptra draw`: a schedule as text, SVG, PNG, page or Chrome trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from megatron_adaptra.base.errors import BadFile, BadInput
 from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.base.units import whole
-from megatron_adaptra.cli.draw_allreduce import add_allreduce, allreduce_drawing, refuse_others
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
@@ -50,11 +49,11 @@ def add_parser(subparsers: Any) -> None:
     formats = ",".join(SUFFIX)
     parser = subparsers.add_parser(
         "draw",
-        help="a picture of a schedule or an all-reduce: text, SVG, PNG, HTML or Chrome trace",
-        description="Draw one iteration of a schedule, or an all-reduce, as the simulator predicts "
-        "it. Without --out, to the terminal. A trace opens in ui.perfetto.dev; a plan is the text "
-        "form of what is drawn, for --schedule or --allreduce. A --schedule that comes with no "
-        "times is drawn with all ops equally long.",
+        help="a picture of a schedule: text, SVG, PNG, HTML or Chrome trace",
+        description="Draw one iteration of a schedule as the simulator predicts it. Without --out, "
+        "to the terminal. A trace opens in ui.perfetto.dev; a plan is the text form of what is "
+        "drawn, for --schedule. A --schedule that comes with no times is drawn with all ops "
+        "equally long.",
         allow_abbrev=False,
     )
     add_source(parser)
@@ -74,7 +73,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print times and messages as JSON")
     add_job(parser)
     add_planning(parser)
-    add_allreduce(parser)
     parser.set_defaults(run=run)
 
 
@@ -89,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.width is not None and not least <= args.width <= _WIDEST:
         allowed = f"it has to be from {least} to {_WIDEST}"
         raise BadInput("--width", args.width, allowed)
-    refuse_others(args)
     with progress("planning", lines=True):
-        drawn = _allreduce(args) if args.allreduce is not None else _schedule(args)
+        drawn = _schedule(args)
     drawing = drawn.drawing
     files = _files(args, formats, in_folder, drawing.name) if out is not None else {}
     missing = [kind for kind, path in files.items() if not _write(drawn, kind, path, args.width)]
@@ -147,11 +144,6 @@ def _schedule(args: argparse.Namespace) -> _Drawn:
     return _Drawn(drawing, plan.schedule.text(), data)
 
 
-def _allreduce(args: argparse.Namespace) -> _Drawn:
-    drawing, plan, data = allreduce_drawing(args)
-    return _Drawn(drawing, plan.text(), data)
-
-
 def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
     """The formats to draw, and whether `out` is a folder for them.
 
@@ -190,7 +182,7 @@ def _files(
         name = re.sub(r"[^A-Za-z0-9_.]+", "-", policy).strip("-.")[:64] or "schedule"
         return {kind: folder / (name + SUFFIX[kind]) for kind in formats}
     out = Path(args.out)
-    for flag in ("schedule", "profile", "allreduce"):
+    for flag in ("schedule", "profile"):
         given = getattr(args, flag)
         if given and out.exists() and Path(given).exists() and out.samefile(given):
             raise BadFile("--out", out, f"it is the file of --{flag}; name another one")

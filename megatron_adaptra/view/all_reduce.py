@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from megatron_adaptra.ir.collective import Action, CollectivePlan
 from megatron_adaptra.sim.ports import CollectiveRun
-from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.bars import Arrow, Bar, Category, Gantt
-from megatron_adaptra.view.drawing import Drawing, Table
 from megatron_adaptra.view.theme import BLUE, GREY, ORANGE, PURPLE, TEAL
 
 _LATE = Category("not there yet", GREY, "~", "~", "")
@@ -38,36 +36,6 @@ class _Span(NamedTuple):
     def length(self) -> float:
         """Seconds."""
         return self.end - self.start
-
-
-def all_reduce_drawing(plan: CollectivePlan, run: CollectiveRun, job: str, bound: float) -> Drawing:
-    """What `adaptra draw --allreduce` shows.
-
-    Args:
-        plan: what was run.
-        run: of it, on the clock of ports.
-        job: what is reduced, over which ports, in a sentence.
-        bound: seconds after the last arrival that no plan beats.
-    """
-    gantt = all_reduce_gantt(plan, run)
-    last, whole = max(run.arrivals), max(run.ends)
-    figures = [
-        (ms(run.after_arrival), "from the last arrival to the end, predicted"),
-        (ms(bound), "no plan is faster"),
-        (str(len(run.transfers)), "messages"),
-    ]
-    rows = []
-    for rank, (came, end) in enumerate(zip(run.arrivals, run.ends, strict=True)):
-        sent = sum(t.left - t.sent for t in run.transfers if t.source == rank)
-        got = sum(t.arrived - t.began for t in run.transfers if t.target == rank)
-        shares = [
-            f"{ms(busy)}, {100 * busy / whole:.0f} %" if whole else "" for busy in (sent, got)
-        ]
-        rows.append((f"rank {rank}", ms(came), *shares, ms(end)))
-    head = ("", "comes at", "sends for", "receives for", "ends at")
-    name = plan.name or "collective plan"
-    table = Table("Rank by rank", head, rows)
-    return Drawing(name, job, plan.why, gantt, last + bound, "The all-reduce", figures, table)
 
 
 def all_reduce_gantt(plan: CollectivePlan, run: CollectiveRun) -> Gantt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 import pytest
@@ -12,7 +13,6 @@ from seeding import new_seed
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.plan.reductions.chain import sorted_chain
 from megatron_adaptra.plan.reductions.direct import direct, shares_without
 from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
@@ -102,6 +102,40 @@ def test_a_port_at_half_its_rate():
     plan = direct(shares_without(8, [7]), 16)
     of = [run_on_ports(each, 3_200_000, ports).after_arrival for each in (ring(8), plan)]
     assert of[0] / of[1] == pytest.approx(1.64, rel=0.03)
+
+
+def all_reduce_bound(
+    nbytes: int,
+    out: Sequence[float],
+    into: Sequence[float],
+    arrivals: Sequence[float],
+    delay: float,
+) -> float:
+    """Seconds from the arrival of the last rank to the end of the last one, at least.
+
+    Of each byte every rank sends at least its own part or the sum, after it has come; it receives
+    at least the others' sum or all of it, once another one has come. N ranks need N - 1 transfers
+    of a byte until its sum is known, and N - 1 until all have it, of which the last N - 1 are
+    after the last rank has come.
+
+    Args:
+        nbytes: of the buffer.
+        out, into: bytes per second that each rank can send, and receive, in all.
+        arrivals: seconds at which each rank comes.
+        delay: seconds from a rank to another one.
+    """
+    ranks, last = len(arrivals), max(arrivals)
+    if ranks < 2 or not nbytes:
+        return 0.0
+    ends = [last]
+    for rank, came in enumerate(arrivals):
+        others = min(moment for other, moment in enumerate(arrivals) if other != rank)
+        ends.append(came + nbytes / out[rank] + delay)
+        ends.append(others + nbytes / into[rank] + delay)
+    for rates in (out, into):
+        ends.append(min(arrivals) + 2 * (ranks - 1) * nbytes / sum(rates) + delay)
+        ends.append(last + (ranks - 1) * nbytes / sum(rates) + delay)
+    return max(ends) - last
 
 
 def test_no_plan_beats_the_bound_and_no_port_does_two_things_at_once():
