@@ -93,10 +93,6 @@ OTHER_WORDS = {
     "0-99999999:1ms",
     "netlab measure --timeout": "x",
     "run": "x /nowhere.py LONG.py . /dev/zero",
-    "run --master-port": "'99999 x.py'",
-    "run --nproc-per-node": "'abc x.py' '0 x.py'",
-    "run --nnodes": "'-1 x.py'",
-    "run --rdzv-endpoint": "'host:99999 x.py'",
     "": "plam '' - -- \udcff --no-such 'plan x'",
 }
 

@@ -60,6 +60,7 @@ def test_what_is_no_script_is_refused_in_one_line(way):
     [
         (["--bogus"], "--bogus"),
         pytest.param(["--nnodes", "2:1"], "2", marks=pytest.mark.cold),
+        pytest.param(["--nproc-per-node", "abc"], "abc", marks=pytest.mark.cold),
         pytest.param(["--redirects", "9"], "9", marks=pytest.mark.cold),
     ],
 )
