@@ -227,7 +227,7 @@ def test_demo_says_at_once_that_it_falls_back(place: Place, tmp_path: Path) -> N
 
 
 def test_a_child_has_the_path_and_the_words_of_python_m(place: Place) -> None:
-    file = place.installed / "package.py"
+    file = place.installed / "base" / "package.py"
     by_file = place.run(file, "megatron_adaptra.run", place.script, "--a", cwd=place.outside)
     by_name = place.run("-m", "megatron_adaptra.run", place.script, "--a", cwd=place.outside)
     assert ran(by_file) == ran(by_name)
@@ -244,7 +244,7 @@ def test_a_child_has_the_path_and_the_words_of_python_m(place: Place) -> None:
 def test_pythonsafepath_leaves_the_path_alone(place: Place, tmp_path: Path) -> None:
     """The first folder of PYTHONPATH, a checkout of Megatron perhaps, is not lost."""
     safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
-    for way in (("-m",), (place.installed / "package.py",)):
+    for way in (("-m",), (place.installed / "base" / "package.py",)):
         done = place.run(*way, "megatron_adaptra.run", place.script, cwd=place.clone, **safe)
         ((package, *_, path),) = ran(done)
         assert package == str(place.installed)
