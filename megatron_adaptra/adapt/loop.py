@@ -29,12 +29,12 @@ class Vote(Protocol):
 
     @property
     def in_force(self) -> Bundle:
-        """What all ranks run now."""
+        """The bundle that all ranks run now."""
         ...
 
     @property
     def iteration(self) -> int:
-        """The last one that has begun."""
+        """The last iteration that has begun."""
         ...
 
     def can_propose(self, iteration: int) -> bool:
@@ -108,8 +108,8 @@ class Remedy(ABC, Generic[R, D]):
         senders: how many ranks report each iteration.
         log: of decisions.
 
-    `vote`: that of the run, from `start` on. `explains`: a line on the words of its sentences,
-    logged once after the first of them; "" for none.
+    `vote`: that of the run, from `start` on. `explains`: a line that explains the words of its
+    decisions, logged once after the first of them; "" for none.
     """
 
     vote: Vote
@@ -127,7 +127,7 @@ class Remedy(ABC, Generic[R, D]):
 
     @abstractmethod
     def observe(self, iteration: int, row: Mapping[int, R]) -> Proposed[D] | None:
-        """Return what all ranks are to run after an `iteration` that all have reported, if new.
+        """Return a proposal after an `iteration` that all have reported; None to change nothing.
 
         `row`: the reports, by sender.
         """
@@ -142,7 +142,7 @@ class Remedy(ABC, Generic[R, D]):
         """Take note that what was proposed last does not come into force."""
 
     def close(self) -> None:
-        """End: no iteration follows."""
+        """Close the log: no iteration follows."""
         self.log.close()
 
 

@@ -1,4 +1,4 @@
-"""What one planner of a job would do about what it has seen, for another one that costs more."""
+"""Offers of cheaper remedies, which the planner of a costlier remedy reads before it acts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-RECENT = 10  # iterations in which planners see the same change, one after the other
+RECENT = 10  # iterations within which all planners notice the same change
 
 
 class Offer(NamedTuple):
-    """A planner's answer to what has changed last.
+    """An offer states what a planner's remedy would leave of an iteration after the last change.
 
     Args:
-        number: of its answers so far, so that each is another one.
-        leaves: share of an iteration as it is that it expects to be left; 1 where it does nothing.
-        standing: it answers the same whatever changes.
+        number: counts the planner's offers, so that a new one can be recognised.
+        leaves: expected share of an iteration's present seconds; 1 where the remedy does nothing.
+        standing: the planner offers the same whatever changes.
     """
 
     number: int
@@ -24,12 +24,12 @@ class Offer(NamedTuple):
     standing: bool = False
 
 
-# By the name of a remedy that is allowed, what asks its planner; None while that has no answer.
+# By name of an allowed remedy, the call that asks its planner; it returns None before an answer.
 Offers = Mapping[str, Callable[[], Offer | None]]
 
 
 class Offered:
-    """Which of the `offers` are answers to a change that is known by now."""
+    """A reader of `offers` returns those that answer the last change, and no older ones."""
 
     def __init__(self, offers: Offers) -> None:
         self.names = frozenset(offers)
@@ -37,19 +37,19 @@ class Offered:
         self._before: deque[dict[str, Offer | None]] = deque(maxlen=RECENT)
 
     def remember(self) -> None:
-        """An iteration is over in which nothing had changed."""
+        """Keep the offers of an iteration without a change: once one comes, they are old."""
         self._before.append({name: self._ask(name) for name in self._offers})
 
     def _ask(self, name: str) -> Offer | None:
-        """The planner's answer; one that fails, as the training does not need it, has none."""
+        """Return the offer of remedy `name`; None without one, or on an error: training goes on."""
         with contextlib.suppress(Exception):
             return self._offers[name]()
         return None
 
     def leaves(self, name: str) -> float | None:
-        """Share of an iteration that remedy `name` is to leave, 0 to 1; None: nobody knows yet.
+        """Return the share of an iteration, 0 to 1, that remedy `name` would leave; None: unknown.
 
-        An answer that was there RECENT iterations before the change is one to something else.
+        An offer that was there RECENT iterations before the change does not count.
         """
         offer = self._ask(name)
         if offer is None:

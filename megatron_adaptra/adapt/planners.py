@@ -1,4 +1,4 @@
-"""What is planned in processes of their own: routes between replicas, and all-reduces."""
+"""Planners in processes of their own: for routes between replicas, and for all-reduces."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from megatron_adaptra.plan.reductions.selector import Chosen
 
 
 class RouteProcess(PlanningProcess):
-    """Searches for routes; see PlanningProcess."""
+    """A route process searches for routes between replicas; see PlanningProcess."""
 
     def __init__(self) -> None:
         super().__init__("megatron_adaptra.plan.routes.route_server")
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """Search as `plan.routes.route_server.search`. Raises PlanningFailed."""
+        """Search as `plan.routes.route_server.search` does. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(request, _schedules)
 
 
 class ChoiceProcess(PlanningProcess):
-    """Chooses all-reduces; see PlanningProcess."""
+    """A choice process chooses all-reduces; see PlanningProcess."""
 
     def __init__(self) -> None:
         super().__init__("megatron_adaptra.plan.reductions.choice_server")
 
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-        """Choose as `plan.reductions.choice_server.choose`, of which this raises BadInput.
+        """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
 
-        A process is there from the first time on that something is to be searched for. Raises
-        PlanningFailed, too.
+        The process starts with the first choice that needs a search. Raises PlanningFailed, too.
         """
         if not (in_force.sharded or figures.rounded().stands_out):
             return choose(figures, in_force, min_gain)  # native, at once

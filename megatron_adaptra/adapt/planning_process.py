@@ -21,17 +21,18 @@ from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.package import command
 
 _CHUNK = 1 << 16
-_LONGEST = 1 << 28  # bytes of an answer: what is more is none
+_LONGEST = 1 << 28  # bytes of an answer; a longer one is an error
 
 T = TypeVar("T")
 
 
 class PlanningProcess:
-    """Started with the first request, and kept for the next ones; one that fails is replaced.
+    """A planning process answers requests: one process for all of them, replaced if it fails.
 
-    Of one thread, but for `close`. The kernel ends the process with the thread that has started it.
+    One thread asks; any may call `close`. The kernel ends the process with the thread that has
+    started it.
 
-    `module`: of this package, which answers by plan/planning_server.py.
+    `module`: a module of this package, which answers by plan/planning_server.py.
     """
 
     def __init__(self, module: str) -> None:
@@ -42,11 +43,11 @@ class PlanningProcess:
         self._number = 0
 
     def ask(self, request: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-        """The answer to a request, for which this waits `waits.SEARCH` seconds at most.
+        """Return the answer to a request, for which this waits `waits.SEARCH` seconds at most.
 
         Args:
             request: as an object for json.dump.
-            read: makes of the answer what is wanted, and raises for what is none.
+            read: makes the result of the answer; raises an error for a malformed answer.
 
         Raises:
             PlanningFailed: there was no answer, or it was an error, or nonsense.
@@ -73,7 +74,7 @@ class PlanningProcess:
             self._asking.release()
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What comes back. Raises OSError, and for what is no answer others, such as ValueError."""
+        """Return the answer. Raises OSError; for a malformed one others, such as ValueError."""
         number, self._number = self._number, self._number + 1
         line = self._exchange(json.dumps({**request, "number": number}).encode() + b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -82,7 +83,7 @@ class PlanningProcess:
         return answer
 
     def _exchange(self, request: bytes) -> bytes:
-        """The line that answers a `request`. Raises OSError.
+        """Return the line that answers a `request`. Raises OSError.
 
         The request may be more than the pipe holds, and its reader may have been stopped.
         """

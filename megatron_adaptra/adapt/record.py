@@ -35,19 +35,19 @@ _ITERATION, _DECISION = b'{"kind": "iteration", "iteration": ', b'{"kind": "deci
 
 
 class RunRecord:
-    """Appends to the file at `path`; without one, nothing is written."""
+    """A run record appends lines to the file at `path`; it writes nothing where that is None."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else LogFile(path, "a record", LARGEST, shortened)
 
     def run(self, first: int, **about: Any) -> None:
-        """A controller starts with iteration `first`; `about`: what a replay needs to know."""
+        """Log that a run starts with iteration `first`; `about`: what a replay needs to know."""
         self._write("run", iteration=first, version=VERSION, at=_now(), **about)
 
     def iteration(
         self, iteration: int, reports: Sequence[StageReport], status: Mapping[str, Any]
     ) -> None:
-        """All stages have reported `iteration`. `status`: what charts show, see PlanningThread."""
+        """Log the `reports` of an `iteration`. `status`: what charts show, see PlanRemedy."""
         if self._file is not None:
             each = [report.to_json() for report in reports]
             status = {k: v for k, v in status.items() if k != "iteration"}
@@ -56,14 +56,14 @@ class RunRecord:
     def replicas(
         self, iteration: int, microbatches: Sequence[int], seconds: Sequence[float], took: float
     ) -> None:
-        """By replica, the `microbatches` of an `iteration`, their `seconds`, and what it `took`."""
+        """Log an `iteration`: by replica `microbatches` and their `seconds`; and what it `took`."""
         self._write(
             "iteration", iteration=iteration, at=_now(), microbatches=list(microbatches),
             seconds=list(seconds), took=took,
         )  # fmt: skip
 
     def decision(self, line: Mapping[str, Any]) -> None:
-        """A `line` of the log of decisions."""
+        """Copy a `line` of the log of decisions."""
         if self._file is not None:
             self._file.write(json.dumps(_rounded(line)))
 
@@ -93,9 +93,10 @@ def _rounded(data: Any) -> Any:
 
 
 def shortened(lines: Sequence[bytes]) -> list[bytes]:
-    """Some of the `lines` of a file: of its older iterations, three quarters, every second one.
+    """Return the `lines` of a file without every second iteration of the older three quarters.
 
-    What stood around the last decisions stays, and all other lines do.
+    Iterations around the last decisions stay, as do all other lines; where this leaves out no line,
+    the older half of the iterations goes.
     """
     at = [i for i, line in enumerate(lines) if line.startswith(_ITERATION)]
     decided = [i for i, line in enumerate(lines) if line.startswith(_DECISION)][-DECISIONS:]
@@ -110,10 +111,11 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class RecordedIteration:
-    """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage.
+    """A recorded iteration holds the `reports` by stage, and the `status` that charts showed.
 
-    Of replicas that are planned together `reports` are by worker. Of those that share out
-    microbatches there are none, and `status` has what `RunRecord.replicas` was given.
+    `at`: seconds since 1970. `status`: see PlanRemedy. Replicas that are planned together have
+    `reports` by worker. Replicas that share out microbatches have none, and `status` has what
+    `RunRecord.replicas` was given.
     """
 
     at: float
@@ -123,9 +125,10 @@ class RecordedIteration:
 
 @dataclass
 class Recorded:
-    """One start of a replan loop: `about` it, its `iterations`, its `decisions`.
+    """A recorded run holds one start of a replan loop: `about`, `iterations` and `decisions`.
 
-    `iterations`: by number, in order. `decisions`: oldest first, each with all that became known.
+    `about`: see `RunRecord.run`. `iterations`: by number, in order. `decisions`: oldest first,
+    each with all that became known.
     """
 
     about: Mapping[str, Any]
@@ -133,9 +136,9 @@ class Recorded:
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def seconds(self) -> dict[int, float]:
-        """By iteration, what it took, which the one after it has reported.
+        """Return the seconds of each iteration, by number, as the next iteration has reported them.
 
-        Of replicas that are planned together, the slowest one.
+        Of replicas that are planned together, the slowest one counts.
         """
         replicas, found = self.about.get("replicas", 1), {}
         for number, row in self.iterations.items():
@@ -150,7 +153,7 @@ class Recorded:
 
 
 def read_record(path: Path) -> list[Recorded]:
-    """What the file at `path` holds, oldest first.
+    """Read the runs in the file at `path`, oldest first.
 
     An iteration that was trained again, from a checkpoint, counts as it was the last time. A line
     that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile,
@@ -182,7 +185,7 @@ def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
 
 
 def _add(row: dict[str, Any], runs: list[Recorded], decisions: DecisionReader) -> None:
-    """Take one line. What stands before the first start of a loop has lost it to `shortened`."""
+    """Take one line; lines before the first start of a loop are skipped."""
     kind = row["kind"]
     if kind == "run":
         if row["version"] != VERSION:

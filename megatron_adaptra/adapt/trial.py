@@ -1,4 +1,4 @@
-"""Whether a change has made iterations longer, and when it is tried again if it has.
+"""Trials of changes: whether one has made iterations longer, and when to try it again if so.
 
 Every remedy that judges itself by measured time does so here: plans of pipelines and routes, shares
 of microbatches, reductions. Iterations with a change are compared with those before it, and each of
@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
 RETRIED = ": tried again"
-LONGER = 8  # iterations for which that is tried again where they differ by chance, perhaps
+LONGER = 8  # further iterations that are compared where the difference may be chance
 LONGEST = 100  # iterations after a change in which its control has to be as it was, to judge it
 STEADY = 0.1  # a control that takes longer by a larger share explains longer iterations
 NOISE = 0.05  # share by which the medians of iterations may differ, whatever has changed
@@ -25,24 +25,24 @@ T = TypeVar("T")
 
 
 class Measured(NamedTuple):
-    """An iteration: the `seconds` of what is judged, and of its control; None: there is none."""
+    """A measured iteration has `seconds` that are judged, and those of its `control`, if any."""
 
     seconds: float
     control: float | None
 
 
 class Outcome(NamedTuple):
-    """Median seconds before and after a change."""
+    """An outcome compares the median seconds before a change with those after it."""
 
     before: float
     after: float
 
 
 class Compared(NamedTuple):
-    """Iterations before and after a change.
+    """A comparison sets iterations before a change against those after it.
 
-    `typical`: their medians. `nearest`: the longest one before it, and the shortest one after it as
-    that would have been if its control took no longer than before.
+    `typical`: their medians. `nearest`: the longest iteration before it, and the shortest after it,
+    divided by how many times as long the control takes.
     """
 
     typical: Outcome
@@ -50,7 +50,7 @@ class Compared(NamedTuple):
 
 
 class History(Generic[T]):
-    """What is known of the last iterations, by number."""
+    """A history keeps measurements of the last iterations, by number."""
 
     def __init__(self) -> None:
         self._known: deque[tuple[int, T]] = deque(maxlen=BEFORE + 1 + AFTER + LONGEST)
@@ -60,15 +60,16 @@ class History(Generic[T]):
         self._known.append((iteration, known))
 
     def around(self, since: int) -> tuple[list[T], list[T]]:
-        """The last ones before iteration `since`, and after it; some are not measured."""
+        """Return the last BEFORE entries before iteration `since`, and the last AFTER after."""
         before = [known for i, known in self._known if since - BEFORE - AFTER <= i < since]
         return before[-BEFORE:], [known for i, known in self._known if since < i][-AFTER:]
 
 
 def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) -> Compared | None:
-    """Iterations `before` a change with those `after` it.
+    """Compare iterations `before` a change with those `after` it.
 
-    None where there are too few of them, or the control itself has got longer by more than STEADY.
+    Returns None where there are too few of them, or the control itself has got longer by more than
+    STEADY.
     """
     if len(before) < BEFORE or len(after) < AFTER:
         return None
@@ -84,25 +85,25 @@ def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) ->
 
 
 def _longer(before: Sequence[float | None], after: Sequence[float | None]) -> float:
-    """How many times as long a control takes as before; 1 where there is none."""
+    """Return how many times as long a control takes as before; 1 where there is none."""
     was, now = ([seconds for seconds in row if seconds] for row in (before, after))
     return median(now) / median(was) if was and now else 1.0
 
 
 def clearly_longer(outcome: Outcome) -> bool:
-    """Whether iterations take longer after a change, by more than they may differ by chance."""
+    """Return whether iterations take longer after a change, by more than chance may explain."""
     return outcome.after > outcome.before * (1 + NOISE)
 
 
 class Backoff:
-    """For how long a kind of change that has failed is not tried again; twice as long each time.
+    """A backoff blocks a kind of change that has failed, for twice as long each time.
 
-    One that has not failed again for as long begins with the shortest pause.
+    If no failure follows for as long as the last block, the next block is the shortest again.
 
     Args:
-        longest: iterations.
+        longest: iterations of the longest block.
 
-    `until`: the iteration from which on it may be tried.
+    `until`: the iteration from which on the change may be tried.
     """
 
     def __init__(self, longest: int = LONGEST_BLOCK) -> None:
@@ -110,7 +111,7 @@ class Backoff:
         self._length, self._longest = 0, longest
 
     def failed(self, iteration: int) -> None:
-        """The change has made iterations longer, as is known in `iteration`."""
+        """Block the change from `iteration` on: it has made iterations longer."""
         if iteration >= self.until + self._length:
             self._length = FIRST_BLOCK
         else:
@@ -118,24 +119,24 @@ class Backoff:
         self.until = iteration + self._length
 
     def forget(self) -> None:
-        """What has failed is not as it was: the next pause is the shortest."""
+        """Make the next block the shortest: conditions have changed since the last failure."""
         self._length = 0
 
     def blocks(self, iteration: int) -> bool:
-        """Whether it is not to be tried in `iteration`."""
+        """Return whether the change is blocked in `iteration`."""
         return iteration < self.until
 
 
 class Trial:
-    """A change in force, until measured iterations have shown whether it makes them longer.
+    """A trial compares iterations after a change with those before, until it has a result.
 
     Args:
         since: the first iteration with it, which does not count.
-        backoff: of this kind of change.
-        slower: whether an outcome is clearly one that makes iterations longer.
+        backoff: blocks this kind of change if it fails.
+        slower: returns whether an outcome shows that iterations have clearly become longer.
 
-    `over`: nothing more is to be judged. `failed`: what was measured of a change that is to be
-    undone; None else.
+    `over`: it has its result, or gives up. `failed`: the outcome of a change that is to be undone;
+    None else.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Trial:
         self._slower, self._left = slower, LONGER
 
     def judge(self, iteration: int, before: Sequence[Measured], after: Sequence[Measured]) -> None:
-        """Compare iterations, as is known in this `iteration`: see `compare_iterations`."""
+        """Compare the iterations known in this `iteration`: see `compare_iterations`."""
         if self.over:
             return
         compared = compare_iterations(before, after)
@@ -157,7 +158,7 @@ class Trial:
         elif self._slower(compared.nearest):
             self.over, self.failed = True, compared.typical
             self.backoff.failed(iteration)
-        else:  # they differ by as much as they have got longer: the next ones may show why
+        else:  # single iterations differ as much as the medians: later ones may decide
             self.over, self._left = not self._left, self._left - 1
 
 
@@ -197,7 +198,7 @@ class Attempt:
 
 
 def in_words(again: int | None, counted: str = "iteration") -> str:
-    """What a sentence on a change says of when the one that it takes back is tried again.
+    """Describe when a change that is taken back is tried again, as the end of a sentence.
 
     Args:
         again: the first iteration in which it may be; None where nothing is taken back.

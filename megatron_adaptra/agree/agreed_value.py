@@ -1,4 +1,4 @@
-"""What all ranks run in an iteration, of one kind of value that they vote on."""
+"""The value of one kind that all ranks run in an iteration, as they have voted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ V = TypeVar("V", bound=Value)
 def agreed_value(
     guard: Guard, controller: Controller, iteration: int, kind: ValueKind[V], before: V
 ) -> V:
-    """What ranks have agreed on for an `iteration`; `before` where that fails, which `guard` notes.
+    """Return the value agreed on for an `iteration`; `before` where that fails, as `guard` notes.
 
-    It may fail without having been asked for. `kind`: of the value, in the bundle of `controller`.
+    Training goes on after such a failure. `kind`: of the value, in the bundle of `controller`.
     Raises Disagreement, PeerLost: see Controller.
     """
     try:

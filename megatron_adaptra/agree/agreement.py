@@ -78,32 +78,32 @@ class Proposal:
 
 
 class DecisionStore:
-    """Where the leader writes its decisions for members whose connection is lost."""
+    """A decision store holds the leader's decisions for members whose connection is lost."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
 
     @staticmethod
     def key(token: str, number: int) -> str:
-        """Of proposal `number` by the leader that has drawn `token`. Keys come back."""
+        """Return the key of proposal `number` by the leader that drew `token`. Keys are reused."""
         return f"{token}/{number % _SLOTS}"
 
     def write(self, proposal: Proposal) -> bool:
-        """Write what a proposal has come to; False when that is not certain to have worked."""
+        """Write whether a proposal is open, or how it is decided; return False if that may fail."""
         return self._store.put(proposal.key, f"{proposal.number} {proposal.committed}")
 
     def reaches(self, proposal: Proposal) -> bool:
-        """Whether a proposal that is open is in the store: what is decided can be read there."""
+        """Return whether an open proposal is in the store: then its decision can be read there."""
         return self._store.get(proposal.key) == f"{proposal.number} None"
 
     def decision(self, proposal: Proposal) -> bool | None:
-        """What the leader has written; None where that is nothing yet, or cannot be read."""
+        """Return the decision that the leader has written; None without one that can be read."""
         words = {f"{proposal.number} {commit}": commit for commit in (True, False)}
         return words.get(self._store.get(proposal.key) or "")
 
 
 def pack(proposal: Proposal) -> dict[str, Any]:
-    """The message that proposes it."""
+    """Return the message that makes the `proposal`."""
     bundle = proposal.bundle
     return {
         "kind": "propose", "number": proposal.number, "swap": proposal.swap, "bundle": bundle.text,
@@ -112,7 +112,7 @@ def pack(proposal: Proposal) -> dict[str, Any]:
 
 
 def unpack(message: dict[str, Any], in_force: Bundle) -> Proposal:
-    """The proposal in a `message`, which may follow what is `in_force`.
+    """Return the proposal in a `message`, which may follow the bundle `in_force`.
 
     Raises BadBundle, or another AdaptraError, for one that must not: damaged, of another shape, or
     unable to finish.
@@ -124,11 +124,11 @@ def unpack(message: dict[str, Any], in_force: Bundle) -> Proposal:
 
 
 class Ballot:
-    """One rank's side: at most one open proposal, and the bundle that is `in_force`.
+    """A ballot holds one rank's side of the vote: an open proposal, and the bundle `in_force`.
 
     `decide` and `acknowledge` are called by control threads, `at_boundary` by the training thread.
-    `first`: what is in force at first. `opening`: is so instead before iteration `until`, which
-    all ranks know, so that it takes no vote.
+    `first`: the bundle in force at first. `opening`: one in its place before iteration `until`,
+    without a vote, as all ranks know it.
     """
 
     def __init__(self, first: Bundle, opening: Bundle | None = None, until: int = 0) -> None:
@@ -141,26 +141,26 @@ class Ballot:
 
     @property
     def schedule(self) -> Schedule:
-        """The one in force."""
+        """The schedule in force."""
         return self.in_force[SCHEDULE]
 
     @property
     def lasting(self) -> Bundle:
-        """What is in force, or will be when an opening is over."""
+        """The bundle in force, or the one that follows when an opening is over."""
         return self._afterwards or self.in_force
 
     @property
     def opening(self) -> bool:
-        """Whether what is in force goes without a vote."""
+        """True while the opening is in force, which ends without a vote."""
         return self._afterwards is not None
 
     @property
     def voting(self) -> bool:
-        """Whether a proposal is open here."""
+        """True while a proposal is open here."""
         return self._open is not None
 
     def offer(self, proposal: Proposal) -> bool:
-        """Keep a proposal for its iteration; False where that cannot be, or another is open."""
+        """Keep a proposal for its iteration; False if that is out of range, or another is open."""
         with self._changed:
             ahead = proposal.swap - self.iteration
             if self._open is not None or not 0 < ahead <= 2 * LONGEST_SWAP_LEAD:
@@ -169,7 +169,7 @@ class Ballot:
             return True
 
     def refuses(self, swap: int) -> bool:
-        """Whether the proposal for the iteration `swap` is open still, and decided against."""
+        """Return whether the proposal for iteration `swap` is aborted, and not yet closed."""
         with self._changed:
             proposal = self._open
             return proposal is not None and proposal.swap == swap and proposal.committed is False
@@ -183,7 +183,7 @@ class Ballot:
                 self._changed.notify_all()
 
     def acknowledge(self, number: int, member: int, digest: str, voters: int) -> Proposal | None:
-        """The leader has an answer to proposal `number`; the proposal, if that decides it.
+        """Count an answer to proposal `number` at the leader; return the proposal if decided now.
 
         `member`: of so many `voters`. `digest`: of the bundle as this member has read it, empty
         where it refuses it. One that differs is a refusal.
@@ -206,7 +206,7 @@ class Ballot:
         leads: bool,
         look_up: Callable[[Proposal], None] = lambda _: None,
     ) -> Proposal | None:
-        """Start `iteration`; the proposal that is closed by that, if any.
+        """Start `iteration`; return the proposal that this closes, if any.
 
         The leader (`leads`) does not wait: reaching the swap without all acknowledgements is its
         abort. Others wait `timeout` seconds for its decision on a proposal for this iteration, and
@@ -236,7 +236,7 @@ class Ballot:
             return proposal
 
     def await_decision(self, proposal: Proposal, timeout: float) -> bool:
-        """Wait `timeout` seconds at most until a proposal is decided; whether it is."""
+        """Wait `timeout` seconds at most until a proposal is decided; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: proposal.committed is not None, timeout)
 
@@ -248,10 +248,10 @@ def starting_ballot(
     first: int = 0,
     links: Links | None = None,
 ) -> Ballot:
-    """What to begin iteration `first` with: `resumed`, from a checkpoint, if there is one.
+    """Make the ballot for iteration `first`, with `resumed`, from a checkpoint, if there is one.
 
-    Else `schedule`, but a few iterations of `trial`, if any, which shows its ops' costs. `links`:
-    between replicas, where they have one plan.
+    Else with `schedule`, after TRIAL iterations of `trial`, if any, which shows its ops' costs.
+    `links`: between replicas, where they have one plan.
     """
     beside: dict[ValueKind[Any], Value] = {} if links is None else {LINKS: links}
 

@@ -1,4 +1,4 @@
-"""What changes together: values by kind, which come into force at one boundary, or not at all."""
+"""Bundles of values by kind, which come into force together at one boundary, or not at all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from megatron_adaptra.ir.schedule import Schedule
 
 
 class Value(Protocol):
-    """Plain data, the same on every rank."""
+    """A value holds plain data, the same on every rank."""
 
     def to_json(self) -> Any:
-        """As json.dump takes it; equal values give equal text."""
+        """Return the value as json.dump takes it; equal values give equal text."""
         ...
 
 
@@ -28,10 +28,10 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, eq=False)
 class ValueKind(Generic[V]):
-    """A kind of value, by `name`.
+    """A value kind reads and checks the values of one `name`.
 
-    `read`: makes the value from what `to_json` gave; raises BadInput or ValueError. `check`: of a
-    value, and of the one in force: raises an AdaptraError for one that must not follow it.
+    `read`: makes the value from what `to_json` gave; raises BadInput or ValueError. `check`: takes
+    a value and the one in force; raises an AdaptraError for one that must not follow it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ValueKind(Generic[V]):
 
 
 def _check_schedule(schedule: Schedule, now: Schedule) -> None:
-    """Of the same shape, and able to finish. Raises BadBundle or ScheduleError."""
+    """Raise BadBundle for a schedule of another shape, ScheduleError for one that cannot run."""
     theirs, ours = ((s.stages, s.microbatches, s.replicas) for s in (schedule, now))
     if theirs != ours:
         raise BadBundle(f"it is for {_shape(*theirs)}; here are {_shape(*ours)}")
@@ -57,9 +57,9 @@ SCHEDULE = ValueKind("schedule", Schedule.from_json, _check_schedule)
 
 @dataclass(frozen=True)
 class Bundle:
-    """`values` by kind. Never changed: who holds one has all of it, or another one.
+    """A bundle holds `values` by kind, and never changes.
 
-    What is in force has a value of every kind that the job knows; what is proposed has those that
+    A bundle in force has a value of every kind that the job knows; a proposed one has those that
     are to change.
     """
 
@@ -75,7 +75,7 @@ class Bundle:
 
     @cached_property
     def text(self) -> str:
-        """All values, as they travel."""
+        """All values, as the JSON text that ranks send."""
         found = {kind.name: value.to_json() for kind, value in self.values.items()}
         return json.dumps(found, sort_keys=True)
 
@@ -85,14 +85,14 @@ class Bundle:
         return digest_of(self.text)
 
     def replaced_by(self, other: Bundle) -> Bundle:
-        """These values, but those of `other` where it has one."""
+        """Return these values, but those of `other` for the kinds that it has."""
         return Bundle({**self.values, **other.values})
 
     def read(self, text: str) -> Bundle:
-        """The bundle of a `text`, which may replace values of this one.
+        """Return the bundle of a `text`, which may replace values of this one.
 
-        Raises BadBundle where it is damaged or has a kind that is not here, and what the check of a
-        kind raises, an AdaptraError.
+        Raises BadBundle where it is damaged or has a kind that is not here, and the AdaptraError
+        that the check of a kind raises.
         """
         try:
             found = json.loads(text)
@@ -114,18 +114,18 @@ class Bundle:
 
 
 def digest_of(text: str) -> str:
-    """SHA-256 of the `text` of a bundle, in hexadecimal."""
+    """Compute the SHA-256 of the `text` of a bundle, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def scheduled(schedule: Schedule) -> Bundle:
-    """A bundle of a `schedule` alone."""
+    """Make a bundle of a `schedule` alone."""
     return Bundle({SCHEDULE: schedule})
 
 
 @dataclass(frozen=True)
 class Links(Value):
-    """Which workers of different replicas are connected, besides those of each replica.
+    """A set of links connects workers of different replicas, besides the links within each.
 
     `pairs`: of workers, the lower one first.
     """
@@ -137,7 +137,7 @@ class Links(Value):
 
     @classmethod
     def from_json(cls, data: object) -> Links:
-        """What `to_json` has made of links: `data`, read from JSON. Raises BadInput."""
+        """Make links from `data`: JSON that `to_json` has made. Raises BadInput."""
         with reading("links", data):
             pairs = frozenset((int(a), int(b)) for a, b in data)  # type: ignore[attr-defined]
         if any(not 0 <= a < b for a, b in pairs):
@@ -145,7 +145,7 @@ class Links(Value):
         return cls(pairs)
 
     def of(self, worker: int) -> list[int]:
-        """Whom `worker` is connected with."""
+        """Return the workers that `worker` is connected with."""
         return sorted(b if a == worker else a for a, b in self.pairs if worker in (a, b))
 
 

@@ -26,10 +26,10 @@ _CONFIRM = 64  # frames after which the peer gets a confirmation
 
 
 class Channel:
-    """Ordered messages to and from one `peer` of a transport; one thread may receive.
+    """A channel carries ordered messages to and from one `peer`; one thread may receive.
 
     Nothing here waits for the peer but `receive`, `flush` and `reopen`. `relink`: connects the
-    transport anew, and says whether it has, before an event is set. `lost`: why no message can
+    transport anew, and returns whether it has before an event is set. `lost`: why no message can
     come, or empty. `last_frame`: when the last frame came, on the monotonic clock.
     """
 
@@ -54,13 +54,13 @@ class Channel:
 
     @property
     def renews(self) -> bool:
-        """Whether it can be opened again when it is lost."""
+        """True where the channel can be opened again when it is lost."""
         return self._relink is not None
 
     def reopen(self, over: threading.Event) -> bool:
-        """Wait until a connection that is lost is whole again, or `over` is set; whether it is.
+        """Wait until a lost connection is whole again, or `over` is set; return whether it is.
 
-        What was under way is lost.
+        Messages that were under way are lost.
         """
         with self._reopening:
             if self.lost and (self._relink is None or not self._relink(over)):
@@ -73,8 +73,8 @@ class Channel:
     def send(self, message: dict[str, Any]) -> bool:
         """Send `message`, which JSON can hold; any thread may. False when it cannot be sent now.
 
-        So where the peer does not take what was sent before, or is lost. Raises BadMessage for one
-        of more than 32 MiB.
+        That is so where the peer does not take earlier messages, or is lost. Raises BadMessage for
+        one of more than 32 MiB.
         """
         data = json.dumps(message).encode()
         if len(data) > LONGEST:
@@ -92,7 +92,7 @@ class Channel:
         return True
 
     def receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next message, or None when it is not there after `timeout` seconds: ask again.
+        """Return the next message; None if none comes within `timeout` seconds: ask again.
 
         Raises BadMessage for one that is no JSON object, after which others may come; PeerLost when
         none can come any more.
@@ -131,12 +131,12 @@ class Channel:
         self._works.append(self._transport.isend(tensor, self.peer, self._sent - 1))
 
     def _forget_taken(self) -> None:
-        """Gloo wants a send to be waited for before its memory goes; these are done."""
+        """Wait for sends that are over, as Gloo asks for before their memory is freed."""
         while self._works and self._sent - len(self._works) < self._taken:
             self._works.popleft().wait(waits.CLOSE)
 
     def _frame_arrives(self, timeout: float) -> bool:
-        """Whether the next frame is there; its receive stays posted when it is not."""
+        """Wait `timeout` seconds for a frame; return whether it came, else keep its receive."""
         if self._posted is None:
             self._posted = self._transport.irecv(self._frame, self.peer, self._received)
         try:
@@ -151,7 +151,7 @@ class Channel:
         return True
 
     def _take_frame(self, frame: bytes) -> bool:
-        """Add a frame to the message; whether that is complete."""
+        """Add a frame to the message; return whether that is complete."""
         left, taken = _HEAD.unpack_from(frame)
         if not 0 < left <= LONGEST or self._left not in (0, left) or taken > self._sent:
             raise PeerLost(f"from {self.peer}: a frame that cannot be ({left}, {taken})")

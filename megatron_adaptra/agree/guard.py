@@ -1,4 +1,4 @@
-"""The line between a training and what adapts it: what fails beyond it ends the adaptation alone.
+"""A guard between a training and its adaptation: a failure there ends the adaptation alone.
 
 Measuring, planning, control and reports run on one thread per rank. The training thread hands work
 over and does not wait for it; what it has to call itself, to take stamps, waits for nothing. An
@@ -30,9 +30,9 @@ P = ParamSpec("P")
 
 
 class Guard:
-    """Runs what adapts this rank's training. `who`: this rank, in the log.
+    """A guard runs the functions that adapt this rank's training. `who`: this rank, in the log.
 
-    `off`: something has failed, and nothing more is done. It takes any thread's calls.
+    `off`: something has failed, and nothing more is done. Any thread may call it.
     """
 
     def __init__(self, who: str = "this rank") -> None:
@@ -46,10 +46,10 @@ class Guard:
         self._thread = threading.Thread(target=self._work, name="adaptra-guard", daemon=True)
         self._starting = threading.Lock()
 
-    # On the training thread. What takes `seconds` waits, and for no longer; nothing else does.
+    # On the training thread. Methods with `seconds` wait that long at most; others do not wait.
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `function(*args)` returns, here and now; None once something has failed."""
+        """Return the result of `function(*args)`, called now; None once something has failed."""
         if not self.off:
             try:
                 return function(*args, **kwargs)
@@ -60,9 +60,9 @@ class Guard:
     def method(
         self, target: S | None, method: Callable[Concatenate[S, P], T]
     ) -> Callable[P, T | None]:
-        """A `method` of `target`, which is called as by `call`; None where that was not made.
+        """Return a `method` of `target`, guarded as by `call`; without a target it does nothing.
 
-        One frame, for ops are measured through this.
+        It costs one frame alone, as ops are measured through it.
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -91,10 +91,10 @@ class Guard:
                 self.fail(function, error)
 
     def result(self, seconds: float, function: Callable[..., T], *args: Any) -> T:
-        """What `function(*args)` returns on the background thread, also when `off`.
+        """Return the result of `function(*args)` on the background thread, also when `off`.
 
-        Raises what it raises, and TimeoutError if the thread has not come to its end in so many
-        `seconds`, or has once not done so.
+        Raises the function's error, and TimeoutError if the thread does not finish it in so many
+        `seconds`, or once has not finished another.
         """
         if self._hangs:
             raise TimeoutError(self._hanging())
@@ -109,7 +109,7 @@ class Guard:
         return cast(T, value)
 
     def attempt(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
-        """Wait so many `seconds` for `function` as `result` does; what is raised ends it all."""
+        """Wait so many `seconds` for `function` as `result` does; an error ends the adaptation."""
         try:
             self.result(seconds, function, *args)
         except Exception as error:
@@ -143,7 +143,7 @@ class Guard:
     def _outcome(
         self, seconds: float, function: Callable[..., Any], *args: Any
     ) -> tuple[Any, BaseException | None] | None:
-        """What `function` returned and raised on the background thread; None if it is not over."""
+        """Return the result and error of `function`, run in the background; None if not over."""
         done, outcome = threading.Event(), list[tuple[Any, BaseException | None]]()
 
         def run() -> None:
@@ -180,7 +180,7 @@ class Guard:
         return f"it does not come back{self._where()}"
 
     def _where(self) -> str:
-        """Where the background thread is: the innermost line of this package."""
+        """Describe where the background thread is: the innermost line of this package."""
         frame: Any = sys._current_frames().get(self._thread.ident or 0)
         here = Path(__file__).parents[1]
         while frame is not None:

@@ -1,8 +1,7 @@
-"""What leader and members say to each other, and what is refused because it cannot be that.
+"""Messages between the leader and members, and the check that refuses malformed ones.
 
-Every message has its `kind`, and the `run` that it belongs to: the first iteration of that. `alive`
-and `lost` say something of the connection alone: that it is there, and that one direction of it is
-not.
+Every message has its `kind`, and its `run`, named by the first iteration. `alive` and `lost` are
+about the connection alone: it works, and one direction of it does not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Check = type | tuple[type, ...]
 _NUMBER = (int, float)
 Report = StageReport | ReductionReport
 
-# What carries a report, and what that is.
+# The kinds of messages that carry reports, with the class of each report.
 REPORTS: Mapping[str, type[Report]] = {"report": StageReport, "reduction": ReductionReport}
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "alive": {},
@@ -37,7 +36,7 @@ STATUS: Mapping[str, Check] = {
 
 
 def checked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The `message`, if all of its fields are there and of their types; else BadMessage.
+    """Return the `message` if all fields are there and of their types; else raise BadMessage.
 
     The `report` of one of REPORTS is an object of that class from here on.
     """
@@ -64,11 +63,11 @@ def checked(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of(report: Report) -> dict[str, Any]:
-    """What carries a `report`."""
+    """Make the message that carries a `report`."""
     kind = next(kind for kind, cls in REPORTS.items() if type(report) is cls)
     return {"kind": kind, "report": report.to_json()}
 
 
 def _is(value: object, types: Check) -> bool:
-    """Whether `value` is of one of `types`; True and False are no numbers."""
+    """Return whether `value` is of one of `types`; True and False do not count as numbers."""
     return type(value) in (types if isinstance(types, tuple) else (types,))

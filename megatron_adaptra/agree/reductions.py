@@ -1,4 +1,4 @@
-"""What a data-parallel group votes on: the all-reduce of its gradients."""
+"""The all-reduce of a data-parallel group's gradients, as the value that its ranks vote on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = {"choice", "late"}
 
 @dataclass(frozen=True)
 class GroupAllReduce(Value):
-    """`choice`: what runs. `late`: ranks that come so late that they must own nothing of it."""
+    """A group all-reduce runs `choice`; `late` ranks come so late that they must own no part."""
 
     choice: Choice
     late: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class GroupAllReduce(Value):
 
     @classmethod
     def from_json(cls, data: object) -> GroupAllReduce:
-        """What `to_json` has made of a value: `data`, read from JSON. Raises BadInput."""
+        """Make a value from `data`: JSON that `to_json` has made. Raises BadInput."""
         with reading("all-reduce", data):
             given = dict(data)  # type: ignore[call-overload]
             if given.keys() != _KEYS:
@@ -40,7 +40,7 @@ class GroupAllReduce(Value):
 
     @cached_property
     def plan(self) -> CollectivePlan | None:
-        """What all ranks run, proven to be an all-reduce; None for the framework's own."""
+        """The plan that all ranks run, proven to be an all-reduce; None for the framework's own."""
         return self.choice.plan()
 
     @cached_property
@@ -50,12 +50,12 @@ class GroupAllReduce(Value):
 
     @cached_property
     def mark(self) -> int:
-        """32 bits that differ, but for one pair in four thousand millions, where values do."""
+        """A checksum of 32 bits: two different values share one in four thousand million cases."""
         return zlib.crc32(repr(self.to_json()).encode())
 
 
 def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
-    """Of as many ranks, with a plan that is one, and no late owner. BadBundle, or of the plan."""
+    """Raise BadBundle for another shape or a late owner; or an error of the plan's own proof."""
     choice, ranks = value.choice, now.choice.ranks
     if choice.sharded != now.choice.sharded:
         raise BadBundle(f"it is for {_WHAT[choice.sharded]}; here are {_WHAT[not choice.sharded]}")

@@ -21,7 +21,7 @@ from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
 
 class Relink:
-    """Opens the connection of `transport` to member `peer` again, for a Channel.
+    """A relink opens the connection of `transport` to member `peer` again, for a Channel.
 
     Args:
         transport: whose connection is replaced.

@@ -1,10 +1,10 @@
-"""Whether all ranks can run the next iteration by the same shares: some numbers, beside the step.
+"""The vote of all ranks, by an all-reduce, on the shares of microbatches in the next iteration.
 
 The all-reduce starts when an iteration's backwards are over, before gradients are reduced, and is
-waited for when the next one begins. It goes over a group of its own, so that nothing of Megatron's
-waits for it, and on GPUs no work of theirs does. What replicas have taken comes with it: as it goes
-round anyway, no rank has to report that to another one. So do the counts that the first rank
-proposes for a later iteration: all ranks learn of them by one and the same vote, or of none.
+waited for when the next one begins. It goes over a group of its own, so that neither Megatron nor
+work on GPUs waits for it. It carries the seconds that replicas have taken, so that no rank has to
+report them to another one, and the counts that the first rank proposes for a later iteration: all
+ranks learn of them by one and the same vote, or none does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.measure.host_use import HostUse
 
-# ENDED: there are no data for another iteration. DIFFERENT: what plans are, which no rank gives.
+# ENDED: there are no data for another iteration. DIFFERENT: plans differ; no rank votes so itself.
 READY, ENDED, FAILED, DIFFERENT = range(4)
 _NS = 1e9  # of a second
 _LONGEST = 1e9  # seconds; what is more, or less than 0, is nonsense
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class Given(NamedTuple):
-    """What a rank puts into its vote.
+    """A contribution holds the measurements and proposals that a rank adds to its vote.
 
-    `seconds`: that its replica has taken here, in an iteration that is the same on all ranks; None
-    if they are not known. `use`: of its host, while it waits for a core. `counts`: that are
-    proposed, by one rank.
+    `seconds`: of its replica on this rank, in an iteration that is the same on all ranks; None if
+    not known. `use`: of its host, if it waits for a core. `counts`: proposed by one rank; None on
+    others.
     """
 
     seconds: float | None = None
@@ -43,11 +43,11 @@ class Given(NamedTuple):
 
 
 class Voted(NamedTuple):
-    """What all ranks have learned.
+    """A result holds the values that all ranks have learned from a vote.
 
-    `word`: the worst one of any rank; DIFFERENT where plans differ. `seconds`: by replica, of the
-    last of its ranks; None where a rank does not know them. `uses`: by replica, of the rank that
-    waits most, if any does. `counts`: that are proposed, if any are.
+    `word`: the worst one of any rank; DIFFERENT where plans differ. `seconds`: by replica, of its
+    slowest rank; None where a rank does not know them. `uses`: by replica, of the rank that waits
+    most, if any does. `counts`: the proposed ones, if any.
     """
 
     word: int
@@ -57,11 +57,11 @@ class Voted(NamedTuple):
 
 
 class ShareVote:
-    """One rank's part; made on all ranks together, over gloo.
+    """A share vote exchanges one rank's vote with all others over gloo; all ranks make it together.
 
-    `replicas`: how many there are. `timeout`: seconds that it is waited for, when an iteration has
-    ended. Replicas may be late for it by more than that: it begins before they wait for each other
-    in their reductions.
+    `replicas`: how many there are. `timeout`: seconds to wait for the result when an iteration has
+    ended. Replicas may be late for a vote by more than that: it begins before they wait for each
+    other in their reductions.
 
     Raises RuntimeError where ranks cannot be connected.
     """
@@ -93,13 +93,13 @@ class ShareVote:
         self._asked = self._group.allreduce([words], options), words
 
     def _counts(self, given: Given) -> list[int]:
-        """Those that are proposed; zeros for none, and for what are none."""
+        """Return the proposed counts, by replica; zeros for none, or a malformed proposal."""
         counts = given.counts if isinstance(given.counts, tuple) else ()
         fit = len(counts) == self._replicas and all(type(c) is int and c > 0 for c in counts)
         return list(counts) if fit else [0] * self._replicas
 
     def result(self) -> Voted:
-        """What all ranks have given. Raises PeerLost."""
+        """Wait for the result of the vote that was started last. Raises PeerLost."""
         assert self._asked is not None
         (work, words), self._asked = self._asked, None
         try:
@@ -127,7 +127,7 @@ class ShareVote:
 
 
 def _tried(function: Callable[..., T], *args: Any) -> T | None:
-    """What `function(*args)` returns; None where it fails: a busy host's name ends no training."""
+    """Return the result of `function(*args)`; None where it fails, as training goes on."""
     with contextlib.suppress(Exception):
         return function(*args)
     return None

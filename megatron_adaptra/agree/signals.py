@@ -52,7 +52,7 @@ class ExitOnSignal:
             self._close()
 
     def leave_child(self) -> None:
-        """In a forked child: the signal has its default action again."""
+        """Give the signal its default action again, in a forked child."""
         self._give_back()
         self._close()
 
@@ -69,7 +69,7 @@ class ExitOnSignal:
         self._writer.close()
 
     def _handle(self, *_: object) -> None:
-        """Python's handler: enough by itself where other code has taken the wake-up descriptor."""
+        """Log a line and exit. Python calls this where other code has taken the descriptor."""
         if self._ending.acquire(blocking=False):
             log_line(f"ended by signal {self.signum}: {self._message()}")
             os._exit(128 + self.signum)
@@ -87,7 +87,7 @@ class ExitOnSignal:
 
 
 def _before_fork() -> None:
-    """A signal for the child waits until the child has its default action."""
+    """Block the signals, so that a child's wait until it has their default action."""
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {one.signum for one in _active})
 
 

@@ -15,9 +15,9 @@ Answer = TypeVar("Answer")
 
 
 class KeyValueStore:
-    """Keys with a `prefix`, of the store that `connect` gives; a connection that fails is renewed.
+    """A key-value store reads and writes keys with a `prefix` in the store that `connect` gives.
 
-    It may be idle for days, which firewalls do not like.
+    A connection that fails is renewed: it may be idle for days, after which firewalls drop it.
     """
 
     def __init__(self, prefix: str, connect: Callable[[], Any] = store_connection) -> None:
@@ -26,7 +26,7 @@ class KeyValueStore:
         self._busy = threading.Lock()  # one request at a time: those that hang do not add up
 
     def close(self) -> None:
-        """End the connection; from now on nobody answers."""
+        """End the connection; later requests get no answer."""
         self._open, self._store = False, None
 
     def put(self, key: str, text: str) -> bool:
@@ -43,7 +43,7 @@ class KeyValueStore:
         self._ask(lambda: self._store.compare_set(self._prefix + key, "", text))
 
     def get(self, key: str) -> str | None:
-        """The value of `key`; None where it has none, or nobody answers."""
+        """Return the value of `key`; None where it has none, or the store does not answer."""
 
         def act() -> str | None:
             there = self._store.check([self._prefix + key])
@@ -52,9 +52,9 @@ class KeyValueStore:
         return self._ask(act)
 
     def _ask(self, act: Callable[[], Answer]) -> Answer | None:
-        """What `act` returns; None when it raises, or that takes longer than `waits.STORE`.
+        """Return the result of `act`; None when it raises, or takes longer than `waits.STORE`.
 
-        It may be done later nevertheless.
+        It may still be done after that.
         """
         if not self._busy.acquire(timeout=waits.STORE):
             return None

@@ -1,4 +1,4 @@
-"""All ranks learn what each of them has to say, through torch's key-value store alone.
+"""A gather of objects from all ranks to all ranks, through torch's key-value store alone.
 
 A collective of torch's would use the backend, which on GPUs is work on the device.
 """
@@ -17,10 +17,11 @@ _PREFIX = "adaptra/gather"
 
 
 class StoreGather:
-    """Of `rank`, one of `size` that share a `store` of torch's; all call `gather` equally often.
+    """A store gather sends objects of `rank`, one of `size`, to all others through torch's `store`.
 
-    `timeout`: seconds that rank 0 waits for the others, `waits.CONNECT` if None. These wait
-    `waits.CHAIN` longer for it: by then it has written who is missing.
+    All ranks call `gather` equally often. `timeout`: seconds that rank 0 waits for the others,
+    `waits.CONNECT` if None. These wait `waits.CHAIN` longer for it: by then it has written which
+    rank is missing.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float | None = None) -> None:
@@ -28,9 +29,9 @@ class StoreGather:
         self._timeout, self._number = timeout, 0
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank has given as `mine`, by rank. Raises PeerLost, naming who does not come.
+        """Return the objects that ranks give as `mine`, by rank. Raises PeerLost, naming a rank.
 
-        Each rank's word goes to rank 0, which hands all of them out: of N ranks none reads more
+        Each rank's object goes to rank 0, which hands all of them out: of N ranks none reads more
         than N keys.
         """
         number, self._number = self._number, self._number + 1
@@ -59,7 +60,7 @@ class StoreGather:
         return values
 
     def _wait(self, key: str, who: str, end: float) -> None:
-        """Until `end`, on the monotonic clock."""
+        """Wait until `who` has written `key`, or until `end`, on the monotonic clock."""
         try:
             left = max(0.001, end - time.monotonic())
             self._store.wait([key], timedelta(seconds=left))

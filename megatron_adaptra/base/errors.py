@@ -116,7 +116,7 @@ class NoConnections(AdaptraError):
 
 
 class PlanningFailed(AdaptraError):
-    """A process that plans beside a training has not answered, or with an error, or nonsense."""
+    """A process that plans beside a training gives no answer, an error, or a malformed answer."""
 
 
 class PeerLost(AdaptraError):
@@ -128,15 +128,15 @@ class DeviceFailed(AdaptraError):
 
 
 class BadMessage(AdaptraError):
-    """What another rank sent on a control connection is no message, or an impossible one."""
+    """A control message from another rank is malformed or impossible."""
 
 
 class BadBundle(AdaptraError):
-    """What was proposed must not come into force: damaged, of another shape or an unknown kind."""
+    """A proposed bundle must not come into force: damaged, of another shape or unknown kind."""
 
 
 class Disagreement(AdaptraError):
-    """Whether a proposed plan was accepted could not be found out before the deadline."""
+    """A rank has not learned before the deadline whether a proposed plan was accepted."""
 
 
 @contextmanager

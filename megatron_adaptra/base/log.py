@@ -1,6 +1,6 @@
-"""What the package says while it runs: lines on standard error, and lines of a file.
+"""The log of the package: lines on standard error, and lines of a file.
 
-Nobody who writes here is ended or held up by it: a line that cannot be written is lost.
+A line that cannot be written is lost: it neither ends nor holds up the caller.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def log_line(text: str) -> None:
 
 
 class LogOnce:
-    """Writes every text once. `speaks`: whether this process writes at all; rank 0 does."""
+    """A once-only log writes each text once, if this process `speaks`, as that of rank 0 does."""
 
     def __init__(self, speaks: bool) -> None:
         self._speaks, self._written = speaks, set[str]()
@@ -58,7 +58,7 @@ class LogOnce:
 
 
 class LogFile:
-    """Appends lines to the file at `path`, in a thread of its own: a disk may hang, or be full.
+    """A log file appends lines at `path`, in a thread of its own: a disk may hang, or be full.
 
     The file is opened at once, as a trial, and again for every line. What cannot be written is
     lost, which standard error says once. `what`: of the lines, for that. A file of more than `most`
@@ -123,7 +123,7 @@ class LogFile:
                 reported = True
 
     def _replace(self, lines: list[bytes]) -> None:
-        """Whole files only: who reads it sees the old lines or the new ones."""
+        """Replace the whole file at once: a reader sees the old lines or the new ones."""
         self._partial.write_bytes(b"".join(lines))
         os.replace(self._partial, self._path)
 

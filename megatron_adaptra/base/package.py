@@ -29,7 +29,7 @@ SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
 
 
 def script(module: str, *arguments: str) -> list[str]:
-    """What to give to Python, or to torchrun, to run a `module` of this copy with `arguments`."""
+    """Return the words with which Python or torchrun runs a `module` with its `arguments`."""
     return [_FILE, module, *arguments]
 
 
@@ -73,7 +73,7 @@ def _installed_from(site: str) -> str:
 
 
 def prefer_installed(module: str) -> None:
-    """Where `python -m MODULE` has found a copy without an engine, go on with the installed one.
+    """Go on with the installed copy where `python -m MODULE` has found one without an engine.
 
     The working folder comes first only because Python puts it there: a copy that PYTHONPATH or an
     editable install names stays. So does this one if the other has no engine either. Otherwise
@@ -92,13 +92,13 @@ def prefer_installed(module: str) -> None:
 
 
 def _has_engine(folder: str) -> bool:
-    """Whether an engine for this Python was built in the package's `folder`."""
+    """Return whether an engine for this Python was built in the package's `folder`."""
     engine = os.path.join(folder, "transport", "engine", "_native")
     return bool(folder) and any(os.path.exists(engine + suffix) for suffix in EXTENSION_SUFFIXES)
 
 
 def _found_without_working_folder() -> str:
-    """The folder of the package that Python would find then; empty if there is none."""
+    """Return the package's folder that Python finds elsewhere; empty if there is none."""
     for finder in sys.meta_path:  # those of editable installs, too
         find = getattr(finder, "find_spec", None)
         spec = find(NAME, sys.path[1:], None) if find else None

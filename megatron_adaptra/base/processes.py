@@ -36,7 +36,7 @@ def become_subreaper() -> None:
 
 
 def process_tree() -> dict[int, list[int]]:
-    """By process, its children; of all that live. A look at each of them, milliseconds."""
+    """Return the children of each living process. It looks at all, which takes milliseconds."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def descendants(pid: int | None = None, tree: Mapping[int, list[int]] | None = N
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """While the block runs on the main thread, SIGTERM ends it by SystemExit, which cleans up."""
+    """End the block by SystemExit, which cleans up, at SIGTERM, if on the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What process `pid` has computed until now; 0 where the kernel does not say."""
+    """Return the CPU seconds of process `pid` until now; 0 where the kernel gives none."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -124,7 +124,7 @@ def _left(process: subprocess.Popen[Any], others: Collection[int]) -> set[int]:
 
 
 def _one_ends(pids: Collection[int], seconds: float) -> bool:
-    """Wait until one of them has ended; False if none has in that time."""
+    """Wait until one of `pids` has ended; return False if none has after `seconds`."""
     with contextlib.ExitStack() as stack:
         poll = select.poll()
         for pid in pids:

@@ -1,6 +1,6 @@
 """Numbers, durations, rates and sizes as people write them. In the code: seconds, bytes/s, bytes.
 
-Of a limited length: a pattern takes the square of it to fail on.
+Their length is limited: a pattern takes a time that grows with its square to fail.
 """
 
 from __future__ import annotations
@@ -126,6 +126,6 @@ def _parse(text: str, field: str, units: dict[str, float], allowed: str) -> floa
 
 
 def _brief(text: str) -> str:
-    """What fits no pattern where it is too long."""
+    """Return `text` without outer blanks; empty, which fits no pattern, if it is too long."""
     stripped = str(text).strip()
     return stripped if len(stripped) <= _LONG else ""

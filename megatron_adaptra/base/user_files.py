@@ -70,7 +70,7 @@ def files_in(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read_data(path: str | os.PathLike[str], field: str) -> Any:
-    """What the file at `path` holds: JSON if its name ends so, else YAML.
+    """Read the data in the file at `path`: JSON if its name ends in .json, else YAML.
 
     Raises BadFile, which calls it `field`.
     """
@@ -119,7 +119,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(data: Any, depth: int = 0) -> Any:
-    """`data`; ValueError where it is deep, or a text has what no terminal and no file takes."""
+    """Return `data`; raise ValueError if it is too deep, or a text has NUL or a surrogate."""
     if isinstance(data, str):
         if "\0" in data or (not data.isascii() and any("\ud800" <= c <= "\udfff" for c in data)):
             raise ValueError(f"{shown(data)} holds a character that is no text")

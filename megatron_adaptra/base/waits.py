@@ -1,4 +1,4 @@
-"""How long anything beside the training waits, in seconds: one place, so that tests scale it.
+"""The seconds that anything beside the training waits: in one place, so that tests scale them.
 
 Read as `waits.CONNECT` at the moment of the wait, never imported by name.
 """

@@ -20,11 +20,11 @@ from megatron_adaptra.emulate.rules import LinkRule
 
 
 class LinkEmulator:
-    """Holds what `worker` sends over a slow link.
+    """A link emulator holds messages that `worker` sends over a slow link.
 
     `rules` may name every link of the job; a worker is a stage where each replica is by itself.
-    `seed`: of the jitter. Any thread may send: what measures a link shares it with the messages of
-    the pipeline.
+    `seed`: of the jitter. Any thread may send: probes of a link share it with the messages of the
+    pipeline.
     """
 
     def __init__(self, worker: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
@@ -38,7 +38,7 @@ class LinkEmulator:
         self._line = DelayLine()
 
     def holds(self, target: int) -> bool:
-        """Whether a message sent now to `target` would be held."""
+        """Return whether a message sent now to `target` would be held."""
         return self._rule(target) is not None or self._in_flight.get(target, 0) > 0
 
     def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class LinkEmulator:
 
 
 class DelayLine:
-    """One thread that calls functions at their time, in order of time."""
+    """A delay line calls functions at their time, in order of time, on a thread of its own."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []

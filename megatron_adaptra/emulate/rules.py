@@ -32,25 +32,24 @@ LONGEST_RULE = 200  # characters; the pattern takes their square to fail
 
 
 class Rule:
-    """In force from `first` up to, not including, `end`: iterations, or seconds if `timed`."""
+    """A rule holds from `first` up to, not including, `end`: iterations, or seconds if `timed`."""
 
     first: float
     end: float
     timed: bool
 
     def active(self, iteration: int, seconds: float = 0.0) -> bool:
-        """Whether it is in force at `iteration`, or `seconds` after the start if `timed`."""
+        """Return whether it holds at `iteration`, or `seconds` after the start if `timed`."""
         return self.first <= (seconds if self.timed else iteration) < self.end
 
 
 @dataclass(frozen=True)
 class LinkRule(Rule):
-    """One directed link, slow from `first` up to, not including, `end`.
+    """A link rule slows one directed link from `first` up to, not including, `end`.
 
     These count iterations, or seconds if `timed`. `source`, `target`: workers (see ir/routes.py),
     which are the stages where there is one replica, or hosts of a laboratory. `delay`, `jitter`
-    (standard deviation): seconds;
-    `bandwidth`: bytes per second; `loss`: share of packets.
+    (standard deviation): seconds; `bandwidth`: bytes per second; `loss`: share of packets.
     """
 
     source: int
@@ -66,9 +65,9 @@ class LinkRule(Rule):
 
 @dataclass(frozen=True)
 class PortRule(Rule):
-    """What `host` can send, and can receive, over all its links: `rate` bytes per second each.
+    """A port rule limits `host`, over all its links, to `rate` bytes per second each way.
 
-    From `first` up to, not including, `end`: iterations, or seconds if `timed`.
+    It holds from `first` up to, not including, `end`: iterations, or seconds if `timed`.
     """
 
     host: int
@@ -130,7 +129,7 @@ def _ways(a: int, b: int, sign: str) -> list[tuple[int, int]]:
 
 
 def in_replica(rules: Sequence[LinkRule], replica: int, stages: int) -> list[LinkRule]:
-    """Those of `rules`, between workers, that a `replica`'s own pipeline has, between its stages.
+    """Return the `rules` for links within a `replica`, with its stages in place of workers.
 
     `stages`: of each replica. A path to another replica has messages only where replicas are
     planned together.
@@ -195,7 +194,7 @@ def parse_port_rules(text: str, hosts: int, field: str) -> list[PortRule]:
 def parse_period(
     first: str | None, unit: str, end: str | None, of: tuple[str, str, str]
 ) -> tuple[float, float, bool]:
-    """From, up to, and whether these are seconds, of a rule's `@FROM..TO`.
+    """Return FROM and TO of a rule's `@FROM..TO`, and whether they are seconds.
 
     `first`, `unit`, `end`: what PERIOD has matched. `of`: the field, the text and the syntax, for
     errors. Raises BadInput.

@@ -50,18 +50,18 @@ def check_rules(rules: Sequence[str]) -> None:
 
 
 def hosts_in(rules: Sequence[str]) -> int:
-    """As many hosts as the links of `rules` need."""
+    """Return how many hosts the links of `rules` need."""
     return max((_ends(text) for text, _ in _expand(rules, "")), default=1)
 
 
 def _ends(text: str) -> int:
-    """One more than the greatest number that names a link in the rule `text`."""
+    """Return one more than the greatest number that names a link in the rule `text`."""
     numbers = re.findall(r"[0-9]{1,9}", text.partition(":")[0])
     return 1 + max(map(int, numbers), default=0)
 
 
 def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    """The rules' texts, and what errors call each."""
+    """Return the rules' texts, each with its name in errors."""
     out = []
     for rule in rules:
         if rule.endswith((".yaml", ".yml")):
@@ -72,7 +72,7 @@ def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def entries_of(path: Path, of: str, keys: Sequence[str], needed: Sequence[str]) -> list[Any]:
-    """What the list called `of` has in the scenario at `path`: mappings from keys to texts.
+    """Read the list called `of` in the scenario at `path`: mappings from keys to texts.
 
     Each has the `needed` ones of `keys`, and no others. Raises BadInput, BadFile.
     """

@@ -19,11 +19,11 @@ SAMPLES = 32  # ops of a kind whose median is its length where that is to be ste
 
 
 class WorkerEmulator:
-    """Makes the ops of `worker` take as many times as long as `rules` ask for.
+    """A worker emulator makes ops of `worker` take as many times as long as `rules` ask for.
 
-    What counts is what an op computes, in CPU seconds of its thread: other processes on the same
-    cores do not make a slow worker slower still. `rules` may be those of all workers; of two in
-    force the first one counts. `steady`: ops of one kind are as long as the first ones were, as an
+    An op is as long as it computes, in CPU seconds of its thread: other processes on the same cores
+    do not make a slow worker slower still. `rules` may be those of all workers; of two in force the
+    first one counts. `steady`: ops of one kind are as long as the first ones were, as an
     accelerator's are: a core's clock rises and falls by a third within seconds. It is for jobs all
     of whose workers wait; a worker beside others that do not follows their clock, as they do.
     `iteration`: the one that runs. `work` (CPU seconds), `clock` (seconds) and `sleep`: of tests.
@@ -48,11 +48,11 @@ class WorkerEmulator:
         self._late = 0.0  # seconds that the last wait was too long
 
     def like(self, other: WorkerEmulator) -> None:
-        """Steady ops are as long as those of `other`, of a training before this one."""
+        """Make steady ops as long as those of `other`, of a training before this one."""
         self._first = other._first
 
     def seconds(self, op_seconds: float, kind: Kind) -> float:
-        """How long an op of this `kind` that has computed for `op_seconds` has to wait.
+        """Return the seconds that an op of this `kind` has to wait once it computed `op_seconds`.
 
         0 while its worker is healthy.
         """

@@ -29,7 +29,7 @@ _KEYS = ("worker", "times", "from", "to")
 
 @dataclass(frozen=True)
 class WorkerRule(Rule):
-    """One worker whose ops take `times` as long from iteration `first` up to, not with, `end`."""
+    """A worker rule makes ops take `times` as long in iterations from `first` to before `end`."""
 
     worker: int
     times: float
@@ -87,7 +87,7 @@ def check_slowness(rules: Sequence[str]) -> None:
 
 
 def why_no_slowness(device: bool) -> str:
-    """Why no worker of a job can be slowed, or an empty string.
+    """Describe why no worker of a job can be slowed, or return an empty string.
 
     `device`: its ops are on GPUs.
     """
@@ -100,7 +100,7 @@ def why_no_slowness(device: bool) -> str:
 
 
 def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    """The rules' texts, and what errors call each."""
+    """Return the rules' texts, each with its name in errors."""
     out = []
     for rule in rules:
         if not rule.endswith((".yaml", ".yml")):

@@ -1,9 +1,9 @@
-"""torchrun's agent, the process above a host's ranks: as torchrun, but it leaves no folder behind.
+"""torchrun's agent, the process above a host's ranks, which leaves no folder behind.
 
     python .../base/package.py megatron_adaptra.launch.agent [--tmp FOLDER] <words of torchrun>
 
-It says in one line, the last one, which rank has ended first and why. A signal ends it with 128 and
-the signal's number. `--tmp`: the ranks' temporary files are there, and go with it, too.
+Its last line names the rank that has ended first, and why. A signal ends it with status 128 and the
+signal's number. `--tmp`: the folder of the ranks' temporary files, which it removes, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ranks as torchrun does with these `words`; the exit status."""
+    """Run ranks as torchrun does with these `words`; return the exit status."""
     tmp, words = (words[1], words[2:]) if words[:1] == [TMP] else ("", words)
     if importlib.util.find_spec("torch") is None:
         missing = MissingPackage("adaptra run", ["torch"], "torch")
@@ -45,12 +45,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _end_on_signal(folder: str) -> None:
-    """Until torchrun takes them over: it may wait for other hosts, where no handler gets to run."""
+    """End the process on signals until torchrun handles them: it may first wait for hosts."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
     def handle(*_: object) -> None:
-        """The thread below ends the process."""
+        """Do nothing: the thread below ends the process."""
 
     def watch() -> None:
         while number := reader.recv(1):
@@ -102,7 +102,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _first(failures: Mapping[int, Any]) -> str:
-    """Of the `failures`, by rank, the one that is no consequence of another, in words."""
+    """Describe the first of the `failures`, by rank; consequences of another one come last."""
 
     def order(rank: int) -> tuple[bool, float]:
         failure = failures[rank]

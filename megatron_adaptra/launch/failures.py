@@ -1,4 +1,4 @@
-"""Why ranks have ended: what one leaves for torchrun, and what is found in what they have printed.
+"""Reasons why ranks have ended: left by them for torchrun, or found in their output.
 
 When one rank ends, the others fail over its connections: they are consequences, not reasons.
 """
@@ -44,17 +44,17 @@ def recorded() -> Iterator[None]:
 
 
 def ended_by(rank: int, why: str) -> str:
-    """The text that `rank` has ended first; `why`: a signal, an exception or a status."""
+    """Describe that `rank` has ended first; `why`: a signal, an exception or a status."""
     return f"rank {rank} has ended: {why}"
 
 
 def consequence(why: str) -> bool:
-    """Whether `why` a rank has ended is that another one has."""
+    """Return whether a rank ended because another one has, by the reason `why`."""
     return _CONSEQUENCES.search(why) is not None
 
 
 def reason(lines: Iterable[str], status: int) -> str:
-    """Why ranks that have printed these `lines` have ended with `status`."""
+    """Find why ranks that have printed these `lines` have ended with `status`."""
     ended: list[str] = []
     ours: list[str] = []
     others: list[str] = []

@@ -26,7 +26,7 @@ def run_ranks(
     on_line: Callable[[str], None],
     on_signal: Callable[[int], bool] = lambda _: False,
 ) -> int:
-    """Run `count` ranks of our `module` with its `arguments`; torchrun's exit status.
+    """Run `count` ranks of our `module` with its `arguments`; return torchrun's exit status.
 
     `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end
     them, and raise Interrupted, unless `on_signal` of the signal is true: they end by themselves.

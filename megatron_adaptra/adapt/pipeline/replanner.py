@@ -1,6 +1,7 @@
-"""When to change the plan, and to what: from iteration to iteration, without threads or messages.
+"""The replanner of one pipeline: when to change its plan, and to what.
 
-The replan loop asks it while a job trains, and a replay asks it again afterwards.
+It has no threads and sends no messages: the replan loop asks it after each iteration of a job, and
+a replay asks it again afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from megatron_adaptra.sim.clock import simulate
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):
-    """Decides when one pipeline changes its plan, and to what.
+    """A replanner decides when one pipeline changes its plan, and to what.
 
     Args:
         start: the schedule to come back to when no link is slow.
@@ -106,7 +107,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return f"a deeper warmup gains too little now: {what_back(current, start)}"
 
     def _for_links(self) -> PipelineChange | None:
-        """Some delays have changed for good."""
+        """Plan for links whose delays have changed for good; None where no swap is worth it now."""
         began = time.perf_counter()
         conditions = self.estimator.conditions()
         before, self._paths = self._paths, {}
@@ -127,7 +128,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         )
 
     def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
-        """No plan gains enough from the links that are slower than `before`.
+        """Keep the links that are slower than `before`, as no plan gains enough from them.
 
         That was found by a few samples. An iteration that something has held up, among them, makes
         all ops look longer, and the gain less.
@@ -139,7 +140,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         }
 
     def _look_again(self) -> PipelineChange | None:
-        """Whether a plan for the links that were declined gains enough by what is known now."""
+        """Propose a plan for the links that were declined, if it gains enough by what is known."""
         began = time.perf_counter()
         if self._iteration > self._declined_at + AGAIN:
             self._declined = {}
@@ -180,7 +181,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return why_swap(before, conditions, current, plan, plan.schedule is self._start, native)
 
     def _choose(self, conditions: Conditions) -> Plan:
-        """The policy's plan where it is clearly faster, else the first: memory is precious."""
+        """Return the policy's plan if it is clearly faster, else the first: memory is precious."""
         start = self._evaluate(self._start, conditions)
         plan = self.rule.make_plan(conditions)
         return plan if self.rule.gains(plan, start) else start

@@ -24,7 +24,7 @@ def controller_of(
     timeout: float,
     remedy: Callable[[], ReductionRemedy],
 ) -> Controller:
-    """That of one rank: the first one leads.
+    """Make the controller of one rank: a Leader at the first rank, a Member at others.
 
     Args:
         control: between the group's ranks, for nothing else.
@@ -32,7 +32,7 @@ def controller_of(
         ranks: global ranks of the group.
         value: what runs at first.
         timeout: seconds that a decision is waited for.
-        remedy: makes what chooses; called at the leader.
+        remedy: makes the remedy, which chooses all-reduces; called at the leader.
     """
     ballot = Ballot(Bundle({ALL_REDUCE: value}))
     store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{'-'.join(map(str, ranks))}/"))
@@ -43,5 +43,5 @@ def controller_of(
 
 
 def loop_of(controller: Controller) -> Loop[ReductionRemedy] | None:
-    """Return what looks at the figures, at the group's first rank; None at others."""
+    """Return the loop that plans all-reduces, at the group's first rank; None at others."""
     return controller.loop if isinstance(controller, Leader) else None

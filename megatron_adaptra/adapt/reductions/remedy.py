@@ -1,4 +1,4 @@
-"""From what all ranks of a group report of their reductions to the all-reduce that they vote on."""
+"""The remedy of a data-parallel group: it chooses the all-reduce that the ranks vote on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHOWN = 3  # changes that a decision has in words
 
 @dataclass(frozen=True)
 class Change:
-    """What is put to the vote, as it was `chosen`, and `why`.
+    """A change puts an all-reduce to the vote, as it was `chosen`, with the reason `why`.
 
     `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
     share of an iteration. `planning`: seconds that the choice took. `again`: as in Decision.
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def value(self) -> GroupAllReduce:
-        """What is voted on: with the ranks that must own nothing of it."""
+        """The all-reduce that is voted on, with the late ranks, which must own no part of it."""
         choice, figures = self.chosen.choice, self.figures
         late = () if figures is None or choice.native else figures.rounded().very_late
         return GroupAllReduce(choice, late)
@@ -63,9 +63,9 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         ranks: global ranks of the group; an attribute, too.
         min_gain: see `choose_all_reduce`.
         log: of decisions.
-        stays: where gradients are, in words, where a reduction never changes: then a line says, for
-            each rank that comes late, what another one would save. What ports pass is what torch's
-            backend makes of them: as if all were alike, and it ran a ring. None to change them.
+        stays: where gradients are, in words, if a reduction never changes: then the log gets, for
+            each rank that comes late, what another reduction would save. All ports then count as
+            alike, at the rate of a ring by torch's backend. None to change reductions.
 
     `offer`: what it would do about what has changed last; None until something has.
     """
@@ -97,7 +97,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         self._ran.pop(iteration - RECENT_ITERATIONS, None)
 
     def known(self) -> Figures | None:
-        """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
+        """Return the figures for a choice now; None until they are known. Call after `drain`."""
         if not (self._nbytes and self._periods and self._native):
             return None
         return self._figures()
@@ -156,7 +156,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         return self._choose(iteration)
 
     def _rates(self, row: Mapping[int, ReductionReport], took: float | None) -> dict[Pair, float]:
-        """Of paths, in bytes per second, where they were measured.
+        """Return the rate of each path, in bytes per second, where it was measured.
 
         `took`: seconds from the last arrival to the end; None where that is not known.
         """
@@ -178,10 +178,10 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         return self.vote.in_force[ALL_REDUCE].choice.sharded
 
     def _delays_count(self, iteration: int) -> bool:
-        """Whether it is time to look at delays, which change for all paths alike.
+        """Return whether to look at delays in `iteration`: these change for all paths alike.
 
-        Not while all that native waits for messages, two in each step of a ring, is less than a
-        plan has to save: a search takes cores, and a training may have few.
+        False while native waits for messages, two in each step of a ring, for less time than a plan
+        has to save: a search takes cores, and a training may have few.
         """
         choice = self.vote.in_force[ALL_REDUCE].choice
         if self._stays is not None or not choice.sharded or iteration % LOOK:
@@ -191,7 +191,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         return not choice.native or waits >= self._min_gain * median(self._periods)
 
     def _undo(self, iteration: int, outcome: Outcome) -> Proposed[AllReduceDecision]:
-        """Back to native, and no plan for a while: what was predicted is not what comes."""
+        """Propose native again, and block plans for a while: this one is slower than predicted."""
         native, ours = outcome
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
@@ -201,7 +201,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         return self._proposed(iteration, Change(Chosen(choice, native, native), why, again=again))
 
     def _figures(self) -> Figures | None:
-        """None until ports are known."""
+        """Return the figures for a choice now; None until ports are known."""
         iteration, native = median(self._periods), median(one.seconds for one in self._native)
         figures = self._estimate.figures(self._nbytes, iteration, native)
         if figures is None:
@@ -259,21 +259,21 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         return self._proposed(iteration, change)
 
     def _advise(self, iteration: int, about: str) -> None:
-        """Note `about` others what they would do, after the reports of `iteration`."""
+        """Log what is known `about` other reductions, after the reports of `iteration`."""
         changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)
         self.vote.note(f"gradients of {whose} stay {self._stays}: {changes}; {about}")
         self._estimate.accept()
         self._not_before = iteration + QUIET
 
     def _offers(self, share: float) -> None:
-        """An iteration would take this `share` of what it takes."""
+        """Offer a remedy that leaves this `share` of an iteration."""
         number = 0 if self.offer is None else self.offer.number + 1
         self.offer = Offer(number, share if self._stays is None else 1.0)
 
     def _kept(self, iteration: int) -> None:
         """Accept that what is in force was chosen again after the reports of `iteration`.
 
-        What was taken back, and gains too little just now, may gain enough later.
+        A plan that was taken back, and gains too little just now, may gain enough later.
         """
         if self._stays is not None:
             self._advise(iteration, "no other reduction would help: none would save enough")

@@ -1,8 +1,8 @@
-"""When to change the plan of several replicas, and to what: without threads or messages.
+"""The replanner of several replicas: when to change their plan, and to what.
 
-The counterpart of `runtime.replanner`, for replicas that share one leader. Remedies are the
-cheapest that suffice: deeper warmups where memory allows, then other partners, then microbatches
-that run on another replica.
+It has no threads and sends no messages. It is the counterpart of adapt/pipeline/replanner.py for
+replicas that share one leader. Remedies are the cheapest that suffice: deeper warmups where memory
+allows, then other partners, then microbatches that run on another replica.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
 class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
-    """Decides when several replicas change their plan, and to what.
+    """A replica replanner decides when several replicas change their plan, and to what.
 
     Args:
         start: of all replicas, each by itself; what to come back to when nobody is slow.
@@ -178,7 +178,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         self._declined = None
 
     def _look_again(self) -> ReplicaChange | None:
-        """Whether a plan for what was declined gains enough by what is known now."""
+        """Propose a plan for a change that was declined, if it gains enough by what is known."""
         if self._declined is None or self._trials.blocks_any(self._iteration):
             return None
         since, self._paths, self._workers = self._declined
@@ -208,7 +208,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         self._seen = set(changed.workers)
 
     def _probed(self) -> bool:
-        """Whether the paths of a plan that waits have shown what they take, or never will."""
+        """Return whether a waiting plan may go on: its paths are probed, or PATIENCE is over."""
         self.to_probe = [path for path in self.to_probe if not self.estimator.proven(path)]
         if self.to_probe and self._iteration >= self._asked + PATIENCE:
             self.estimator.lost(self.to_probe)
@@ -220,7 +220,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         super()._accept()
 
     def _plan(self) -> ReplicaChange | None:
-        """Something has changed for good."""
+        """Plan for what has changed for good; None where no swap is worth it, or possible now."""
         began = time.perf_counter()
         c = self.estimator.conditions()
         # Some may be as they were by now.
@@ -256,7 +256,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return Change(why, plan, current, c, seconds, paths, workers, retry=True)
 
     def _choose(self, conditions: ReplicaConditions) -> ReplicaPlan:
-        """The cheapest of the fastest plans where that is clearly faster; else the start."""
+        """Return the cheapest of the fastest plans if it is clearly faster; else the start."""
         start = self._evaluate(self._start, conditions)
         if self._healthy(conditions):
             return start
@@ -278,11 +278,11 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return best if self.rule.gains(best, start) else start
 
     def _one(self) -> Schedule:
-        """The start, of one pipeline, over our messages."""
+        """Return the start of one pipeline, with our messages instead of Megatron's."""
         return replace(self._start.one_pipeline(), policy="1f1b", why="")
 
     def _healthy(self, conditions: ReplicaConditions) -> bool:
-        """Whether no worker is slow, nor any link of a pipeline."""
+        """Return whether all workers and all links within pipelines are fast."""
         c, stages = conditions, self.estimator.stages
         least = ABSOLUTE * self.estimator.stage_seconds()
         slow = any(times > 1 for times in c.slow.values())
@@ -325,7 +325,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return Change(why, plan, current, c, trial=False, tries=tuple(idle))
 
     def _end_of_try(self) -> ReplicaChange | None:
-        """They have shown that they are as slow as they were."""
+        """Go back to the plan before a try when that is over, as its workers are still slow."""
         assert self._tried is not None
         schedule, workers, until = self._tried
         if self._iteration < until:

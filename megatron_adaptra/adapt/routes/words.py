@@ -1,4 +1,4 @@
-"""Why a plan for several replicas comes or goes, in one sentence for people."""
+"""Sentences for people on why a plan for several replicas comes or goes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def why_change(
     plan: ReplicaPlan,
     back: bool,
 ) -> str:
-    """What has changed, and what is done about it.
+    """Describe what has changed, and what is done about it.
 
     Args:
         paths: with the seconds that a message took there before.
@@ -39,7 +39,7 @@ def why_change(
 def why_stays(
     paths: Mapping[Path, float], workers: Iterable[int], conditions: ReplicaConditions
 ) -> str:
-    """That what has changed leads to no plan; `paths` and `workers` as for `why_change`."""
+    """Describe changes that lead to no plan; `paths` and `workers` as for `why_change`."""
     what = _changes(paths, workers, conditions)
     return f"{what}: no plan is enough faster, so that the one in force stays"
 
@@ -60,7 +60,7 @@ def _changes(
 
 
 def what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:
-    """Who runs what in `plan`; where all is at home, what is other than in the `current` one."""
+    """Describe the routes of `plan`; without any, the warmups in it and in the `current` one."""
     if plan.schedule.routes.moved:
         return plan.schedule.why
     old, new = (brief(one.schedule.warmup) for one in (current, plan))
@@ -68,7 +68,7 @@ def what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:
 
 
 def why_spared(current: ReplicaPlan, start: ReplicaPlan) -> str:
-    """That the `current` plan is not needed any more, and `start` comes back."""
+    """Describe why the `start` comes back: the `current` plan gains too little now."""
     return (
         f"{what_runs(start, current)}: that gains too little now, an iteration takes "
         f"{1e3 * current.predicted:.4g} ms, and {1e3 * start.predicted:.4g} without it: {BACK}"
@@ -76,7 +76,7 @@ def why_spared(current: ReplicaPlan, start: ReplicaPlan) -> str:
 
 
 def why_tried(worker: str, idle: int) -> str:
-    """That the `worker`, `1.2`, gets a microbatch: nothing is known of it for `idle` iterations."""
+    """Describe why `worker`, as `1.2`, gets a microbatch: it ran none for `idle` iterations."""
     return (
         f"worker {worker} has run nothing for {idle} iterations: it gets one microbatch, which "
         "shows what it takes now"
@@ -84,7 +84,7 @@ def why_tried(worker: str, idle: int) -> str:
 
 
 def why_tried_enough(workers: Iterable[int], conditions: ReplicaConditions) -> str:
-    """That the `workers` that have got a microbatch are as slow as before."""
+    """Describe why a try ends: the `workers` that got a microbatch are as slow as before."""
     c = conditions
     found = [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
     return f"{', '.join(found)}: the plan before comes back"

@@ -17,11 +17,11 @@ WARMUP = (
     "warmup: forwards of each stage before its first backward, one more than Megatron's "
     "num_warmup_microbatches"
 )
-_IN_SENTENCE = 2  # links of whose ends the log of the training speaks
+_IN_SENTENCE = 2  # links whose ends the log of the training names
 
 
 class Worker(NamedTuple):
-    """One stage of one replica: its global rank, and the name of its host."""
+    """A worker runs one stage of one replica, as a global rank on a host, by its name."""
 
     rank: int
     host: str
@@ -29,9 +29,10 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One end of a link. `through`: the interface, RDMA ports or `memory` there; "" if unknown.
+    """A link end names one side of a link, and the interface that messages go through there.
 
-    `worker`: replica and stage, `1.2`, where replicas are planned together; else "".
+    `through`: an interface, RDMA ports or `memory`; "" if unknown. `worker`: replica and stage,
+    `1.2`, where replicas are planned together; else "".
     """
 
     stage: int
@@ -43,7 +44,7 @@ class LinkEnd:
 
 @dataclass(frozen=True)
 class LinkChange:
-    """A link that a decision is for, and what a message takes there.
+    """A link change describes a link that a decision is for, and what a message takes there.
 
     `delay_before_ms`: all of it, as it was planned for. `delay_ms`: on the way. `wire_ms`: for its
     bytes, at `bandwidth` bytes per second; None where that is too little to matter.
@@ -58,7 +59,7 @@ class LinkChange:
 
     @property
     def message_ms(self) -> float:
-        """What a message takes now."""
+        """The milliseconds that a message takes now."""
         return self.delay_ms + self.wire_ms
 
 
@@ -114,7 +115,7 @@ class PlanDecision(Decision):
 
 
 def _ends(links: Sequence[LinkChange]) -> str:
-    """Where the slowest links are: what to look at. Both directions of a link count once."""
+    """Describe where the slowest links are. Both directions of a link count once."""
     pairs: dict[frozenset[int], LinkChange] = {}
     for link in sorted(links, key=lambda link: -max(link.message_ms, link.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
@@ -138,7 +139,7 @@ def why_swap(
     back: bool,
     native: Conditions | None = None,
 ) -> str:
-    """The decision in one sentence, for people.
+    """Describe the decision for changed links in one sentence, for people.
 
     Args:
         before: links that have changed, with the seconds that a message took there.
@@ -156,7 +157,7 @@ def why_swap(
 
 
 def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
-    """Why links change nothing, if bytes are what takes long there; else empty.
+    """Describe why slow links lead to no plan, if bytes take long there; else return no text.
 
     `before`, `conditions`: see `why_swap`.
     """
@@ -173,7 +174,7 @@ def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) ->
 def why_leave(
     link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
 ) -> str:
-    """The decision in one sentence, where it has turned out what Megatron's own messages cost.
+    """Describe the decision in one sentence, where Megatron's own messages cost too much.
 
     Args:
         link: where most of it is spent.
@@ -216,13 +217,13 @@ def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | N
 
 
 def what_back(current: Plan, start: Plan) -> str:
-    """What going back to the first plan means, for people."""
+    """Describe going back to the first plan, with the warmup depths of both, for people."""
     what = "Megatron's own messages" if start.schedule.stock else "1F1B"
     return f"back to {what} ({warmups(current, start)})"
 
 
 def why_undone(after: float, before: float, back: str) -> str:
-    """The decision in one sentence, where iterations have become slower.
+    """Describe the decision in one sentence, where iterations have become slower.
 
     Args:
         after: seconds of an iteration, as measured.
@@ -233,6 +234,6 @@ def why_undone(after: float, before: float, back: str) -> str:
 
 
 def warmups(current: Plan, plan: Plan) -> str:
-    """Both plans' warmup depths, for people."""
+    """Describe both plans' warmup depths, for people."""
     old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
     return f"warmup {old} -> {new}"

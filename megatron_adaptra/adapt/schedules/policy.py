@@ -1,4 +1,4 @@
-"""Which plan is worth a swap."""
+"""The policy that decides which plan is worth a swap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AnyPlan = Plan | ReplicaPlan
 
 @dataclass(frozen=True)
 class ReplanPolicy:
-    """When to swap, and to what.
+    """A replan policy decides when to swap, and to what.
 
     `min_gain`: share of an iteration that a new plan has to save. `policy`: of the planner, by name
     (`plan.make_plan`). `fixed`: no plan is made. `sends`: "eager" or "rendezvous". `ahead`: see
@@ -31,17 +31,17 @@ class ReplanPolicy:
     halves: float = 0.0
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        """What an iteration of the schedule takes.
+        """Compute what an iteration of the schedule takes.
 
-        Of Megatron's own messages the delay is measured from when both sides were there, so that
-        the word between them is in it.
+        The delay of Megatron's own messages counts from when both sides are there, so that it
+        contains the handshake between them.
         """
         if schedule.stock:
             return evaluate(schedule, conditions, "eager", 0)
         return evaluate(schedule, conditions, self.sends, self.ahead)
 
     def make_plan(self, conditions: Conditions) -> Plan:
-        """The policy's schedule, and what an iteration of it takes."""
+        """Make the policy's schedule, and compute what an iteration of it takes."""
         if not (conditions.split and self.halves):
             return self._plan(conditions)
         plans = [self._plan(replace(conditions, split=False))]
@@ -54,13 +54,13 @@ class ReplanPolicy:
         return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
 
     def gains(self, plan: AnyPlan, current: AnyPlan) -> bool:
-        """Whether a plan is clearly faster."""
+        """Return whether a plan is clearly faster, by the share `min_gain` at least."""
         return plan.predicted <= current.predicted * (1 - self.min_gain)
 
     def worth(self, plan: AnyPlan, current: AnyPlan, eased: bool) -> bool:
-        """Whether to swap: clearly faster, or a link is better (`eased`) and memory is freed.
+        """Return whether to swap: to be clearly faster, or to free memory once a link has `eased`.
 
-        Back to Megatron's own messages always frees some.
+        A return to Megatron's own messages always frees some.
         """
         if plan.schedule.same_as(current.schedule):
             return False
@@ -69,19 +69,19 @@ class ReplanPolicy:
         return self.gains(plan, current) or (eased and lighter and plan.predicted <= much)
 
     def spares(self, start: AnyPlan, current: AnyPlan) -> bool:
-        """Whether the plan in force gains so little that the first one would do.
+        """Return whether the plan in force gains so little that the first one would do.
 
-        Half the gain that brings a plan in: what is just worth it does not go to and fro.
+        The limit is half the gain that brings a plan in, so that plans do not go to and fro.
         """
         return start.predicted <= current.predicted * (1 + self.min_gain / 2)
 
     def slower(self, outcome: Outcome, expected: float) -> bool:
-        """Whether a change of plan has clearly made iterations slower.
+        """Return whether a change of plan has clearly made iterations slower.
 
         Args:
             outcome: measured seconds of an iteration.
-            expected: what they were to be after it. Back to the first plan that may be more than
-                before, since memory is freed; then it has to be clearly more than that, too.
+            expected: seconds predicted for after it. A return to the first plan may be predicted
+                to be slower, as it frees memory: then only clearly more than that is slower.
         """
         most = expected + self.min_gain * outcome.before
         return clearly_longer(outcome) and outcome.after > most

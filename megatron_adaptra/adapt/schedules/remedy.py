@@ -1,4 +1,4 @@
-"""What remedies by a schedule do alike, for one pipeline and for replicas that have one plan."""
+"""The common part of remedies by a schedule: of one pipeline, and of replicas with one plan."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         """Show the replanner an iteration: see its `observe`."""
 
     def _prepare(self) -> Proposed[PlanDecision] | None:
-        """Propose what a plan needs before it can be proposed, if it needs something."""
+        """Propose a change that a plan needs before it can be proposed itself, if there is one."""
         return None
 
     def observe(

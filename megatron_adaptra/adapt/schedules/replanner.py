@@ -1,4 +1,4 @@
-"""What a replanner does alike for one pipeline and for several replicas."""
+"""The common part of replanners: of one pipeline, and of several replicas."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
-# Iterations after which nothing that a plan was once found too little worth by counts any more.
+# Iterations after which it no longer counts that no plan gained enough from a change.
 AGAIN = LEARN * WINDOW
 
 K_co = TypeVar("K_co", bound=AnyConditions, covariant=True)
 
 
 class Estimates(Protocol[K_co]):
-    """An Estimator, or a ReplicaEstimator."""
+    """An estimator measures what plans are made for: an Estimator or a ReplicaEstimator."""
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -40,7 +40,7 @@ class Estimates(Protocol[K_co]):
 
     @property
     def split(self) -> bool:
-        """Whether backwards may run in halves."""
+        """True where backwards may run in halves."""
         ...
 
     @property
@@ -50,26 +50,26 @@ class Estimates(Protocol[K_co]):
 
     @property
     def charts(self) -> Mapping[Path, DelayChart]:
-        """Of the seconds that a message takes, by directed link."""
+        """The charts of the seconds that a message takes, by directed link."""
         ...
 
     def delays(self) -> dict[str, float]:
-        """Seconds of every link that is measured now, by its name."""
+        """Return the seconds of every link that is measured now, by its name."""
         ...
 
     def alarms(self) -> list[str]:
-        """Names of the links and workers whose last sample is out of its chart."""
+        """Return the names of links and workers whose last sample is out of its chart."""
         ...
 
     def conditions(self, corrected: bool = True, native: bool = False) -> K_co:
-        """What to plan for.
+        """Return the conditions to plan for.
 
         `corrected`: by what `learn` has shown. `native`: Megatron's own messages and step.
         """
         ...
 
     def accept(self) -> None:
-        """Everything is planned for as it is now."""
+        """Take present conditions as those that are planned for."""
         ...
 
     def learn(self, predicted: float, measured: float) -> None:
@@ -77,15 +77,15 @@ class Estimates(Protocol[K_co]):
         ...
 
     def learn_stock(self, predicted: float, measured: float) -> None:
-        """The same of one over Megatron's own messages: its `predicted` and `measured` seconds."""
+        """Take note of the `predicted` and `measured` seconds of one over Megatron's messages."""
         ...
 
 
 class BaseReplanner(ABC, Generic[P, K]):
-    """Feeds the estimator, and compares plans by the rule.
+    """A replanner feeds the estimator, and compares plans by the rule.
 
     For each iteration call `observe`, which a subclass has, then `propose`; once a change is
-    decided, `swapped` or `failed`. Until then nothing else is possible.
+    decided, `swapped` or `failed`. Until then no other change is possible.
 
     Args:
         start: the schedule to come back to when nothing is slow.
@@ -106,14 +106,14 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._over_budget = False  # a plan in force may take more memory than there is
         self._met = ""  # why no order but the start's is possible any more
         self._trials: Trials[P, K] = Trials(start, rule)
-        # Not yet planned for, with what it was by the plan in force: seconds, and factors.
+        # Changes to plan for, with the seconds and factors that the plan in force was made for.
         self._paths: dict[Path, float] = {}
         self._workers: dict[int, float] = {}
 
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
     ) -> Change[P, K] | None:
-        """A plan that is clearly better than the one in force, if there is one.
+        """Return a plan that is clearly better than the one in force, if there is one.
 
         Args:
             iteration: the last one that was observed.
@@ -140,58 +140,58 @@ class BaseReplanner(ABC, Generic[P, K]):
         return None if before else self._replan(changed.any)
 
     def swapped(self, change: Change[P, K], iteration: int) -> None:
-        """`change` is in force from `iteration` on."""
+        """Take note that `change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
         self._forget()
         if (undone := change.undoes) is not None and undone.retry:
             self._remember_again(undone)  # once it is not blocked any more
 
     def failed(self, change: Change[P, K]) -> None:
-        """It will not be: its reason still stands."""
+        """Take note that `change` does not come into force, though its reason still stands."""
         if change.retry:
             self._remember_again(change)
 
     @abstractmethod
     def stock(self) -> Timeline:
-        """What unchanged Megatron would do now."""
+        """Simulate unchanged Megatron under present conditions."""
 
     @abstractmethod
     def simulated(self, schedule: Schedule, conditions: K) -> P:
-        """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+        """Simulate a `schedule` under `conditions`, with messages as the rule has them."""
 
     @abstractmethod
     def _replan(self, changed: bool) -> Change[P, K] | None:
-        """A better plan, where there is a reason for one.
+        """Return a better plan, where there is a reason for one.
 
-        `changed`: something has just now; else there may be what waits to be planned for.
+        `changed`: something has changed just now; else an earlier change may wait for a plan.
         """
 
     @abstractmethod
     def _choose(self, conditions: K) -> P:
-        """The plan for `conditions`: the start where no other is clearly faster."""
+        """Return the plan for `conditions`: the start where no other is clearly faster."""
 
     @abstractmethod
     def _way_back(self, current: P, plan: P, to_start: bool) -> str:
-        """What comes after `current`, for people, where that is a `plan` from before."""
+        """Describe the return from the `current` plan to a `plan` from before, for people."""
 
     @abstractmethod
     def _why_spared(self, current: P, start: P) -> str:
-        """That the `current` plan is not needed any more, and the `start` comes back."""
+        """Describe why the `start` comes back: the `current` plan gains too little now."""
 
     def _remember(self, changed: Changed) -> None:
-        """What has `changed` is to be planned for."""
+        """Keep the paths that have `changed`, to plan for them."""
         charts = self.estimator.charts if changed.paths else {}
         for path in changed.paths:
             self._paths.setdefault(path, charts[path].level or 0.0)
 
     def _forget(self) -> None:
-        """All that has changed is planned for."""
+        """Drop all changes: they are planned for."""
         self._paths, self._workers = {}, {}
 
     def _remember_again(self, change: Change[P, K]) -> None:
-        """What a `change` was for is not planned for after all.
+        """Keep again the links and workers that a `change` was for, which are not planned for.
 
-        What has changed once more since then was, by the plan in force, what it was before both.
+        One that has changed again since then keeps its value from before both changes.
         """
         self._paths |= change.links
         self._workers |= change.workers
@@ -204,18 +204,18 @@ class BaseReplanner(ABC, Generic[P, K]):
         learn(self.predicted, seconds)
 
     def _accept(self) -> None:
-        """Everything is planned for as it is now."""
+        """Take present conditions as those that are planned for."""
         self.estimator.accept()
 
     def _postponed(self, changed: bool) -> bool:
-        """Whether what has changed, some of it just now (`changed`), is to wait."""
+        """Return whether changes, of which some came just now (`changed`), are to wait."""
         postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
         if changed and self._trials.blocks_any(self._iteration):
             self._accept()
         return postponed
 
     def _undo(self, change: Change[P, K], outcome: Outcome) -> Change[P, K]:
-        """The plan before was faster, by what iterations have taken, whatever was predicted."""
+        """Go back to the plan before, which was faster by measured seconds."""
         c = self.estimator.conditions()
         plan, current = (
             replace(evaluated, extra=seconds - evaluated.timeline.makespan)
@@ -233,7 +233,7 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._met = self._met or next((report.met for report in reports if report.met), "")
 
     def _back_for_good(self) -> Change[P, K] | None:
-        """Ops have met ranks of other replicas, which may run another order: back to the start."""
+        """Go back to the start: ops have met ranks of replicas that may run another order."""
         now = self._in_force
         if now.same_as(self._start):
             if self._paths or self._workers:
@@ -245,7 +245,7 @@ class BaseReplanner(ABC, Generic[P, K]):
         return Change(f"{self._met}: {back}, for good", plan, current, c, trial=False)
 
     def _for_memory(self) -> Change[P, K] | None:
-        """What workers may hold has become known in microbatches: keep to it."""
+        """Go over to a plan that fits in memory, now that this is known in microbatches."""
         now, budgets = self._in_force, self.estimator.budgets
         if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
             least = [min(budgets[stage :: now.stages]) for stage in range(now.stages)]
@@ -259,11 +259,11 @@ class BaseReplanner(ABC, Generic[P, K]):
         return Change(why, self._choose_at_once(c), self._evaluate(now, c), c, trial=False)
 
     def _choose_at_once(self, conditions: K) -> P:
-        """A plan that may come into force without anything being measured first."""
+        """Return a plan that may come into force before anything else is measured."""
         return self._choose(conditions)
 
     def _reconsider(self) -> Change[P, K] | None:
-        """Whether the plan in force is still needed: it was made from a few hasty samples."""
+        """Go back to the start if the plan in force, made from a few samples, gains too little."""
         began = time.perf_counter()
         now = self._in_force
         if now.same_as(self._start) or self._trials.blocks_leaving(now, self._iteration):
@@ -276,19 +276,19 @@ class BaseReplanner(ABC, Generic[P, K]):
         return Change(why, start, current, c, time.perf_counter() - began)
 
     def _evaluate(self, schedule: Schedule, conditions: K) -> P:
-        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
+        """Simulate a `schedule` under `conditions`; Megatron's own under those of its messages."""
         if not schedule.stock:
             return self.simulated(schedule, conditions)
         plan = self.simulated(schedule, self.estimator.conditions(native=True))
         return replace(plan, extra=self._stock_extra(plan))
 
     def _stock_extra(self, plan: P) -> float:
-        """Seconds of an iteration over Megatron's own messages beyond those of its `plan`."""
+        """Return the seconds that Megatron's own messages add to an iteration of their `plan`."""
         return self.estimator.stock_extra
 
 
 def _over(schedule: Schedule, budgets: tuple[float, ...], split: bool) -> str:
-    """Why a `schedule` takes more memory than there is; "" where it does not.
+    """Describe why a `schedule` takes more memory than there is; "" where it does not.
 
     `budgets`: microbatches in flight, by worker. `split`: backwards may run in halves.
     """

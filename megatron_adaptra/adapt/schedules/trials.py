@@ -1,4 +1,4 @@
-"""What came of a change of plan, and which kind of plan is not tried for now."""
+"""Trials of plans: the results of changes, and the kinds of plan that are blocked for now."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megatron_adaptra.measure.report import StageReport
 
 
 class Trials(Generic[P, K]):
-    """Which change has made iterations slower, and which kind of plan is not tried for now.
+    """A set of trials finds the change that has made iterations slower, and blocks its kind.
 
-    The control of a plan is what the forward of a microbatch takes: stages on which it takes longer
-    explain slower iterations.
+    The control of a plan is the time that the forward of a microbatch takes: stages on which it
+    takes longer explain slower iterations.
 
     Args:
         start: the schedule to come back to; changes to it and from it are kinds of their own.
-        rule: which says what is slower.
+        rule: decides what is slower.
 
     `since`: the first iteration of the plan in force. `slower`: the change that is to be undone,
     and what was measured.
@@ -68,7 +68,7 @@ class Trials(Generic[P, K]):
         return self._rule.slower(outcome, expected)
 
     def swapped(self, change: Change[P, K], iteration: int) -> None:
-        """`change` is in force from `iteration` on."""
+        """Begin the trial of `change`, which is in force from `iteration` on."""
         self.since = iteration
         self._trial = self.slower = None
         if change.trial:
@@ -76,27 +76,27 @@ class Trials(Generic[P, K]):
             self._trial = change, Trial(iteration, backoff, partial(self._is_slower, change))
 
     def blocks(self, schedule: Schedule, iteration: int) -> bool:
-        """Whether a `schedule` is of a kind that has turned out slower before this `iteration`."""
+        """Return whether the kind of plan of a `schedule` is blocked in this `iteration`."""
         return self._backoff(schedule).blocks(iteration)
 
     def until(self, schedule: Schedule) -> int:
-        """The iteration from which on a `schedule` of its kind may be tried."""
+        """Return the iteration from which on plans of the kind of `schedule` may be tried."""
         return self._backoff(schedule).until
 
     def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
-        """Whether no other kind of plan may follow a `schedule` in this `iteration`."""
+        """Return whether a change from `schedule` to another kind is blocked in `iteration`."""
         at_start = schedule.same_as(self.start)
         return (self._from_start if at_start else self._to_start).blocks(iteration)
 
     def blocks_any(self, iteration: int) -> bool:
-        """Whether some kind of plan is not to be tried in this `iteration`."""
+        """Return whether some kind of plan is blocked in this `iteration`."""
         return self._to_start.blocks(iteration) or self._from_start.blocks(iteration)
 
     def postpones(self, in_force: Schedule, iteration: int, every: int) -> bool:
-        """Whether what has changed is to wait while a kind of plan is blocked in this `iteration`.
+        """Return whether changes are to wait, as a kind of plan is blocked in this `iteration`.
 
-        New changes wait, too: what has failed is the model's prediction, and the next plan would be
-        made by the same model. What flaps would bring in, each time, a plan that loses. With a plan
+        New changes wait, too: the model's prediction has failed, and the next plan would be made by
+        the same model. A link that flaps would bring in a slower plan each time. With a plan
         `in_force` that is not the start, one of `every` iterations does not wait.
         """
         if not self.blocks_any(iteration):

@@ -1,7 +1,7 @@
-"""What else could be done about a slow replica, at a lower price, and what that would leave.
+"""Remedies for a slow replica that are cheaper than shares, and the seconds that they would leave.
 
-Under `share` a figure is what no such plan goes below, so that a decision can be judged by who
-reads it. Under `auto` the cheapest remedy that is enough is taken (plan/ladder.py): what a cheaper
+Under `share` a figure is the least that any such plan takes, so that a reader can judge the
+decision. Under `auto` the cheapest remedy that is enough is taken (plan/ladder.py): what a cheaper
 one leaves is what its own planner offers; before that, what it cannot go below; and, once it has
 had PATIENCE iterations to act, what is measured.
 """
@@ -19,7 +19,7 @@ PATIENCE = 24  # iterations that cheaper remedies have to act, before what they 
 
 
 class Known(NamedTuple):
-    """`certain`: what leaves `remedy.leaves` does so; else it leaves that or more."""
+    """A known remedy leaves `remedy.leaves` of an iteration where `certain`, else that or more."""
 
     remedy: Remedy
     certain: bool
@@ -28,7 +28,7 @@ class Known(NamedTuple):
 def cheaper_remedies(
     speeds: Sequence[Speed], microbatches: int, step: float, stages: int
 ) -> tuple[Remedy, ...]:
-    """Those before shares of microbatches, the cheapest first.
+    """Return the remedies that are cheaper than shares of microbatches, the cheapest first.
 
     Args:
         speeds: by replica.
@@ -54,7 +54,7 @@ def cheaper_remedies(
 def known_remedies(
     share: SharePlan, with_shares: float, offered: Offered, measured: bool
 ) -> list[Known]:
-    """All rungs of the ladder under `auto`, the cheapest first.
+    """Return all rungs of the ladder under `auto`, the cheapest first.
 
     Args:
         share: the best counts, where a replica is slow; its `full` is what iterations take as they

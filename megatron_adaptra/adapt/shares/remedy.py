@@ -1,4 +1,4 @@
-"""From what replicas have taken in each iteration to the counts of microbatches they vote on."""
+"""The remedy of unequal replicas: it chooses how many microbatches each of them runs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
 
     It runs at the job's first rank, which reports the rows of all replicas.
 
-    Counts are chosen anew only when other replicas are slow than before: one change at most for
-    each change of that set. What would have gained too little is looked at again while the same
-    ones are slow: other programs may have made iterations long for a while. So is what has been
-    taken back, as iterations took longer with it than before.
+    Counts are chosen anew only when the set of slow replicas changes, once at most for each such
+    change. Counts that would have gained too little are looked at again while the same replicas are
+    slow, as other programs may have made iterations long for a while; so are counts that were taken
+    back because iterations took longer with them.
 
     Args:
         replicas: how many there are.
@@ -69,7 +69,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
 
     def runs(self, plan: SyncPlan) -> None:
-        """All ranks run `plan` in the iteration that begins. On the training thread."""
+        """Take note that all ranks run `plan` in the iteration that begins (training thread)."""
         self._runs = plan
 
     # On the thread.
@@ -79,7 +79,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         self.log.record.run(vote.first, replicas=self._replicas, stages=self._stages)
 
     def _begin_anew(self, microbatches: int) -> None:
-        """So many microbatches from now on: what was known was of others."""
+        """Begin anew with so many `microbatches` per replica: older measurements do not count."""
         self.log.settle()
         self._speeds = ReplicaSpeeds(self._replicas, self._stages - 1)
         self._microbatches, self._warm, self._since = microbatches, WARM, None
@@ -133,7 +133,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         return self._choose(row, current) if changed or attempt.due(iteration) else None
 
     def _take_rest(self, row: ReplicaRow) -> None:
-        """What the iteration has taken, and how much of that beyond its slowest replica."""
+        """Keep what the iteration has taken, and how much of that beyond its slowest replica."""
         if row.took is None:
             return
         self._rests.append(max(0.0, row.took - max(row.seconds)))
@@ -145,9 +145,9 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
             self._rows.add(row.iteration, row)
 
     def _judged(self, iteration: int, trial: Trial, changed: bool) -> Outcome | None:
-        """What was measured of counts on `trial` that have failed; None else.
+        """Return the outcome of a `trial` of counts that has failed; None else.
 
-        `changed`: other replicas are slow, so that a comparison shows nothing of the counts.
+        `changed`: other replicas are slow now, so that a comparison shows nothing of the counts.
         """
         if changed and trial.failed is None:
             self._attempt.trial = None
@@ -157,10 +157,10 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         return trial.failed
 
     def _measured(self, rows: Sequence[ReplicaRow]) -> list[Measured]:
-        """Iterations with the seconds of a microbatch of replicas whose work has not grown.
+        """Return iterations; their control is a microbatch on replicas whose work has not grown.
 
-        Not of those that run more of other replicas' microbatches than before the last decision,
-        nor, if there are others, of those that are slow.
+        Replicas that run more of others' microbatches than before the last decision are left out,
+        and so are slow ones if there are others.
         """
         decision = self.log.last
         assert decision is not None
@@ -175,7 +175,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         return found
 
     def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[SyncDecision]:
-        """Back to what was faster, and nothing else for a while: predictions do not hold."""
+        """Propose the faster counts of before, and block others for a while: predictions fail."""
         decision, (before, ours) = self.log.last, outcome
         assert decision is not None
         why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
@@ -239,7 +239,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         )  # fmt: skip
 
     def _climb(self, iteration: int, share: SharePlan, offered: Offered) -> Ladder | None:
-        """The ladder after the reports of `iteration`; None while a cheaper remedy is to act.
+        """Return the ladder after the reports of `iteration`; None while a cheaper one is to act.
 
         `share`: the best counts. `offered`: by the planners of cheaper remedies.
         """
