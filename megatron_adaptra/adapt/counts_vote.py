@@ -1,8 +1,8 @@
 """How counts of microbatches come into force: with the vote of all ranks at an iteration's end.
 
-What the first rank proposes goes round with the vote at the end of iteration i, which all ranks
-know when i + 1 begins, and is in force in i + 2, which they prepare at the end of i + 1. So there
-is nothing to answer and nothing to wait for: all ranks learn of it at once, or the training is over
+Counts that the first rank proposes go to all ranks with the vote at the end of iteration i, whose
+result they know when i + 1 begins. The counts are in force in i + 2, which ranks prepare at the end
+of i + 1. So ranks neither answer nor wait: all learn of the counts at once, or the training is over
 for all of them.
 """
 
@@ -45,7 +45,7 @@ class CountsVote(Vote):
     # On the training thread.
 
     def take(self, iteration: int) -> tuple[int, ...] | None:
-        """The vote at the end of `iteration` begins: the counts that go round with it, if any."""
+        """Begin the vote at the end of `iteration`; return the counts that go with it, if any."""
         with self._lock:
             self._next = iteration + 1
             proposal = self._open
@@ -54,7 +54,7 @@ class CountsVote(Vote):
         return tuple(proposal.bundle[SYNC].counts)
 
     def begin(self, iteration: int, bundle: Bundle) -> Proposal | None:
-        """All ranks run `bundle` in `iteration`; the proposal that is closed by that, if any."""
+        """Take note that all run `bundle` in `iteration`; return the proposal that this closes."""
         self._begun, self._in_force, proposal = iteration, bundle, self._open
         if proposal is None or proposal.committed is not None or proposal.swap > iteration:
             return None

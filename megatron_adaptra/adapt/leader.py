@@ -25,11 +25,11 @@ SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one t
 
 
 class Leader(Controller, Vote):
-    """Proposes what a loop plans from the reports of all stages.
+    """A leader proposes bundles that a loop plans from the reports of all stages.
 
     Args:
         ballot, channels, store, first, prepare: see Controller; the loop's thread prepares.
-        loop: gets the reports, and has what it concludes voted on here; started and closed by the
+        loop: gets the reports, and puts its proposals to the vote here; started and closed by the
             leader.
         watcher: the index of the member that shows the status in charts; None for none.
     """
@@ -91,9 +91,9 @@ class Leader(Controller, Vote):
 
     @property
     def iteration(self) -> int:
-        """The last one that has begun here; the one before the first, at first.
+        """The last iteration that has begun here; before the first one begins, the one before it.
 
-        Members may begin the first one, and report it, before this rank does.
+        Members may begin the first iteration, and report it, before this rank does.
         """
         return max(self.ballot.iteration, self.first - 1)
 
@@ -154,7 +154,7 @@ class Leader(Controller, Vote):
         return bool(message["kind"] != "bye")
 
     def _answer(self, number: int, member: int, digest: str) -> None:
-        """A member's answer to a proposal, or the leader's own where it had to prepare."""
+        """Count a member's answer to a proposal, or the leader's own where it had to prepare."""
         voters = len(self._channels) + (self._prepare is not None)
         decided = self.ballot.acknowledge(number, member, digest, voters)
         if decided is not None:

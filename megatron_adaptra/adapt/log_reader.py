@@ -1,4 +1,4 @@
-"""Reads the log of decisions: the lines of a decision add up to one."""
+"""The reader of the log of decisions, which merges the lines of each decision."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LATER = {"committed": False, "refreshed_ms": None, "measured_ms": None}  # unti
 
 
 class DecisionReader:
-    """Takes one line after another. `decisions`: oldest first.
+    """A decision reader takes one line after another. `decisions`: oldest first.
 
-    A decision has what its first line has, and `committed`, `refreshed_ms` and `measured_ms`:
+    A decision has the fields of its first line, and `committed`, `refreshed_ms` and `measured_ms`:
     False, None and None unless a later line has them.
     """
 
@@ -23,10 +23,10 @@ class DecisionReader:
         self._known: dict[tuple[str, int], dict[str, Any]] = {}
 
     def add(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The decision that begins with `line`; None for a later line.
+        """Return the decision that begins with `line`; None for a later line.
 
-        What is later than a first line that is lost is left out. Raises KeyError for a line of no
-        decision.
+        Later lines of a decision whose first line is lost are left out. Raises KeyError for a line
+        of no decision.
         """
         name = line["job"], line["number"]
         if line["kind"] in FIRST:
@@ -39,7 +39,7 @@ class DecisionReader:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The decisions in the file at `path`, see DecisionReader.
+    """Read the decisions in the file at `path`, see DecisionReader.
 
     Raises OSError, ValueError or KeyError for a file that is no such log.
     """

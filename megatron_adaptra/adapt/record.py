@@ -78,7 +78,7 @@ class RunRecord:
 
 
 def _now() -> float:
-    """The wall clock, for people."""
+    """Return the seconds since 1970, for people."""
     return round(time.time(), 3)
 
 

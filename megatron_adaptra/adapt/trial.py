@@ -60,7 +60,7 @@ class History(Generic[T]):
         self._known.append((iteration, known))
 
     def around(self, since: int) -> tuple[list[T], list[T]]:
-        """Return the last BEFORE entries before iteration `since`, and the last AFTER after."""
+        """Return the last BEFORE entries before iteration `since`, and the last AFTER past it."""
         before = [known for i, known in self._known if since - BEFORE - AFTER <= i < since]
         return before[-BEFORE:], [known for i, known in self._known if since < i][-AFTER:]
 
@@ -131,7 +131,7 @@ class Trial:
     """A trial compares iterations after a change with those before, until it has a result.
 
     Args:
-        since: the first iteration with it, which does not count.
+        since: the first iteration with the change, which does not count.
         backoff: blocks this kind of change if it fails.
         slower: returns whether an outcome shows that iterations have clearly become longer.
 
@@ -163,9 +163,9 @@ class Trial:
 
 
 class Attempt:
-    """An attempt is the change in force: on trial, or when it failed, its reason for another try.
+    """An attempt puts the change in force on trial, or plans another try of one taken back.
 
-    `trial`: of what is in force; None where nothing is to be judged. `again`: the iteration from
+    `trial`: of the change in force; None where nothing is to be judged. `again`: the iteration from
     which on to choose again although nothing has changed, and why; None for never.
     """
 

@@ -89,7 +89,7 @@ class DecisionStore:
         return f"{token}/{number % _SLOTS}"
 
     def write(self, proposal: Proposal) -> bool:
-        """Write whether a proposal is open, or how it is decided; return False if that may fail."""
+        """Write that a proposal is open, or its decision; return False if that may have failed."""
         return self._store.put(proposal.key, f"{proposal.number} {proposal.committed}")
 
     def reaches(self, proposal: Proposal) -> bool:

@@ -33,7 +33,7 @@ MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 
 
 class Controller(ABC):
-    """One rank's part in the loop: a Leader or a Member.
+    """A controller plays one rank's part in the loop, as a Leader or a Member.
 
     Args:
         ballot: holds the schedule to start with (`starting_ballot`).
@@ -76,14 +76,14 @@ class Controller(ABC):
 
     @abstractmethod
     def begin(self, iteration: int) -> Bundle:
-        """Called by the training thread at the boundary before `iteration`: what is in force.
+        """Begin `iteration` on the training thread, at its boundary; return the bundle in force.
 
         The leader never waits. A member waits for the leader's decision if the plan that it has
         acknowledged would come into force now; Disagreement if none comes.
         """
 
     def report(self, record: IterationRecord) -> None:
-        """Called by the training thread when the pipeline part of an iteration is over.
+        """Report an iteration, on the training thread, when its pipeline part is over.
 
         Never waits and never raises: a report that cannot be made or sent is dropped.
         """
@@ -94,7 +94,7 @@ class Controller(ABC):
             self._say("an iteration cannot be reported", error)
 
     def hand_in(self, report: Report) -> None:
-        """The same of a `report` that is made already: of a reduction, or of a whole replica."""
+        """Pass on a finished `report`: of a reduction, or of a whole replica. Never raises."""
         try:
             self._report(report)
         except Exception as error:
@@ -124,15 +124,15 @@ class Controller(ABC):
 
     @abstractmethod
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
-        """On a control thread; False after the last message."""
+        """Handle a message on a control thread; return False after the last one."""
 
     def _take_leave(self) -> None:  # noqa: B027  # a member has nothing to do
         """Ask the other side to end, too, if that is this rank's part."""
 
     def _start_threads(self) -> None:
-        """The end of a subclass's `__init__`: messages may come from now on.
+        """Start the threads, at the end of a subclass's `__init__`: messages may come from now on.
 
-        Where not all threads can be started, nobody closes this: those that run end.
+        Where not all threads can be started, those that run end.
         """
         try:
             for thread in self._threads:
@@ -183,7 +183,7 @@ class Controller(ABC):
             self._lose(channel, error)
 
     def _take(self, channel: Channel, message: dict[str, Any]) -> bool:
-        """Do what a message is for; False after the last one."""
+        """Act on a message; return False after the last one."""
         if message["kind"] == "lost":
             raise PeerLost("what was sent there does not arrive")
         if message["kind"] == "alive" or message["run"] != self.first:
@@ -224,7 +224,7 @@ class Controller(ABC):
                 self._say("a control message cannot be sent", error)
 
     def _beat(self) -> None:
-        """No connection is idle, and one that is silent is noticed."""
+        """Send a heartbeat over each connection, and notice those that are silent."""
         for channel in self._channels.values():
             channel.send({"kind": "alive", "run": ANY_RUN})
             silent = time.monotonic() - channel.last_frame
@@ -236,7 +236,7 @@ class Controller(ABC):
 
 
 class Member(Controller):
-    """Runs the leader's plans.
+    """A member runs the plans that the leader proposes.
 
     Args:
         ballot, store, first, prepare: see Controller.
@@ -287,7 +287,7 @@ class Member(Controller):
         return True
 
     def _accepted(self, message: dict[str, Any]) -> str:
-        """The digest of a proposal that can come into force here; empty where it cannot.
+        """Return the digest of a proposal that can come into force here; empty where it cannot.
 
         It can if its decision will be known here in any case.
         """
@@ -305,7 +305,7 @@ class Member(Controller):
         self._jobs.put(lambda: self._look_up(proposal))
 
     def _look_up(self, proposal: Proposal) -> None:
-        """Training waits for a decision: look into the store, too, until it is there."""
+        """Look for a decision in the store, too, until it is there, as training waits for it."""
         end, pause = time.monotonic() + self._timeout, waits.LOOK_UP
         while not self.ballot.await_decision(proposal, pause) and time.monotonic() < end:
             if (commit := self._store.decision(proposal)) is not None:

@@ -25,7 +25,7 @@ from megatron_adaptra.measure.host_use import HostUse
 # ENDED: there are no data for another iteration. DIFFERENT: plans differ; no rank votes so itself.
 READY, ENDED, FAILED, DIFFERENT = range(4)
 _NS = 1e9  # of a second
-_LONGEST = 1e9  # seconds; what is more, or less than 0, is nonsense
+_LONGEST = 1e9  # seconds; more, or less than 0, counts as unknown
 T = TypeVar("T")
 
 

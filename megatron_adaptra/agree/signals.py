@@ -87,7 +87,7 @@ class ExitOnSignal:
 
 
 def _before_fork() -> None:
-    """Block the signals, so that a child's wait until it has their default action."""
+    """Block signals, so that one for the child waits until it has its default action."""
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {one.signum for one in _active})
 
 

@@ -29,7 +29,7 @@ class StoreGather:
         self._timeout, self._number = timeout, 0
 
     def gather(self, mine: Any) -> list[Any]:
-        """Return the objects that ranks give as `mine`, by rank. Raises PeerLost, naming a rank.
+        """Return what ranks give as `mine`, by rank. Raises PeerLost, naming a missing rank.
 
         Each rank's object goes to rank 0, which hands all of them out: of N ranks none reads more
         than N keys.

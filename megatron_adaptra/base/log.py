@@ -60,9 +60,10 @@ class LogOnce:
 class LogFile:
     """A log file appends lines at `path`, in a thread of its own: a disk may hang, or be full.
 
-    The file is opened at once, as a trial, and again for every line. What cannot be written is
-    lost, which standard error says once. `what`: of the lines, for that. A file of more than `most`
-    bytes is replaced by the lines that `shorten` leaves of its own; nobody else writes to it then.
+    The file is opened at once, as a trial, and again for every line. Lines that cannot be written
+    are lost, and standard error gets one line on that, which calls them `what`. A file of more than
+    `most` bytes is replaced by those of its lines that `shorten` leaves; no other process may write
+    to it then.
     """
 
     def __init__(

@@ -34,12 +34,12 @@ def script(module: str, *arguments: str) -> list[str]:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a `module` of this copy with `arguments`."""
+    """Return the command that runs a `module` of this copy with `arguments`."""
     return [sys.executable, *script(module, *arguments)]
 
 
 def how_to_build() -> str:
-    """The command that builds this copy's engine, in place where it is a source tree.
+    """Return the command that builds this copy's engine, in place where it is a source tree.
 
     An installed copy is built from the folder that pip has installed it from.
     """
@@ -60,7 +60,7 @@ def _is_source(folder: str) -> bool:
 
 
 def _installed_from(site: str) -> str:
-    """The source tree that pip has installed the package in `site` from; empty if it is gone."""
+    """Find the source tree that pip installed the package in `site` from; empty if it is gone."""
     from importlib.metadata import distributions
 
     for found in distributions(name=NAME, path=[site]):
@@ -98,7 +98,7 @@ def _has_engine(folder: str) -> bool:
 
 
 def _found_without_working_folder() -> str:
-    """Return the package's folder that Python finds elsewhere; empty if there is none."""
+    """Return the folder where Python finds the package elsewhere; empty if there is none."""
     for finder in sys.meta_path:  # those of editable installs, too
         find = getattr(finder, "find_spec", None)
         spec = find(NAME, sys.path[1:], None) if find else None

@@ -31,7 +31,7 @@ _BYTES = {
 
 
 def whole(text: str) -> int:
-    """The whole number that `text` says, in plain digits. ValueError, as from int, for any other.
+    """Read `text` as a whole number in plain digits. ValueError, as from int, for any other.
 
     Python takes 1_000, digits of all scripts, and any length.
     """
@@ -41,14 +41,14 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """The number, nan and inf too, that `text` says in plain digits; ValueError for any other."""
+    """Read `text` as a number in plain digits, nan or inf; ValueError for any other."""
     if len(text) > _LONG or _REAL.fullmatch(text) is None:
         raise ValueError(text)
     return float(text)
 
 
 def brief(values: Iterable[float], most: int = 40) -> str:
-    """The `values` of all stages, in about `most` characters at the most.
+    """Write the `values` of all stages in about `most` characters at the most.
 
     With commas between where that fits, else equal neighbours as `26 x 64`, else not all of them.
     """
@@ -66,7 +66,7 @@ def brief(values: Iterable[float], most: int = 40) -> str:
 
 
 def size(nbytes: float, unit: str = "") -> str:
-    """So many bytes, `nbytes`, in four digits, rounded up: what is read again is no less.
+    """Write `nbytes` with four digits, rounded up, so that reading it again gives no less.
 
     `unit`: one of `parse_bytes`; by default the greatest of GB, MB, kB and B that is not too great.
     """
@@ -81,7 +81,7 @@ whole.__name__, number.__name__ = "whole-number", "number"
 
 
 def parse_seconds(text: str, field: str = "duration") -> float:
-    """Seconds that `text` says: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
+    """Read `text` as seconds: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
     allowed = "it has to be a duration such as 40ms, 1.5s or 200us"
     seconds = _parse(text, field, _SECONDS, allowed)
     if seconds > LONGEST:
@@ -90,14 +90,14 @@ def parse_seconds(text: str, field: str = "duration") -> float:
 
 
 def parse_rate(text: str, field: str = "bandwidth") -> float:
-    """Bytes/s that `text` says: `10MB/s` is 1e7; also bit/s. BadInput names the `field`."""
+    """Read `text` as bytes/s: `10MB/s` is 1e7; also bit/s. BadInput names the `field`."""
     return _parse(text, field, _BYTES_PER_SECOND, "it has to be a rate such as 10MB/s or 1Gbit/s")
 
 
 def parse_bytes(
     text: str, field: str = "size", allowed: str = "it has to be a size such as 20GiB or 500MB"
 ) -> float:
-    """Bytes that `text` says; units B, kB, MB, GB, KiB, MiB, GiB.
+    """Read `text` as bytes; units B, kB, MB, GB, KiB, MiB, GiB.
 
     Raises BadInput, which names the `field` and says what is `allowed`.
     """
@@ -105,7 +105,7 @@ def parse_bytes(
 
 
 def parse_share(text: str, field: str = "share") -> float:
-    """The share that `text` says: `0.1%` is 0.001; less than 1.
+    """Read `text` as a share: `0.1%` is 0.001; less than 1.
 
     Raises BadInput, which names the `field`.
     """

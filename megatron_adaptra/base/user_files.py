@@ -29,7 +29,7 @@ _DECIMAL = re.compile(
 
 
 def read_text(path: str | os.PathLike[str], field: str, most: int = MOST_BYTES) -> str:
-    """The text of the regular file at `path`.
+    """Read the text of the regular file at `path`.
 
     Raises BadFile, which calls it `field`, for one that cannot be read, that is no UTF-8 text, or
     that has more than `most` bytes.
@@ -44,7 +44,7 @@ def read_text(path: str | os.PathLike[str], field: str, most: int = MOST_BYTES) 
 
 
 def read_bytes(path: str | os.PathLike[str], field: str, most: int) -> bytes:
-    """The first bytes, at most so many: `most`, of the regular file at `path`.
+    """Read the first bytes, `most` at most, of the regular file at `path`.
 
     Raises BadFile, which calls it `field`.
     """
@@ -83,7 +83,7 @@ def read_data(path: str | os.PathLike[str], field: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The one value in a JSON `text`. Raises ValueError, for equal keys and great depth too."""
+    """Read the one value in a JSON `text`. Raises ValueError, as for equal keys or great depth."""
     try:
         return _checked(json.loads(text, object_pairs_hook=_object))
     except RecursionError:
@@ -91,7 +91,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The one value in a YAML `text`. Raises ValueError, as `parse_json` does."""
+    """Read the one value in a YAML `text`. Raises ValueError, as `parse_json` does."""
     import yaml
 
     try:

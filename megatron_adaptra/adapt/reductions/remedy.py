@@ -308,7 +308,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
 
 
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
-    """Seconds from the last arrival to the end; None where some rank does not know its own.
+    """Return the seconds from the last arrival to the end; None where a rank has not measured.
 
     A rank arrives with its last gradients, where they become ready while others are reduced. It is
     the last rank for which a reduction is shortest: no clocks are compared.

@@ -21,7 +21,7 @@ _IN_SENTENCE = 2  # links whose ends the log of the training names
 
 
 class Worker(NamedTuple):
-    """A worker runs one stage of one replica, as a global rank on a host, by its name."""
+    """A worker runs one stage of one replica, on the host named `host`, as global rank `rank`."""
 
     rank: int
     host: str

@@ -45,7 +45,7 @@ class Estimates(Protocol[K_co]):
 
     @property
     def stock_extra(self) -> float:
-        """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        """The seconds by which an iteration with Megatron's own messages exceeds the model's."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Estimates(Protocol[K_co]):
         ...
 
     def learn_stock(self, predicted: float, measured: float) -> None:
-        """Take note of the `predicted` and `measured` seconds of one over Megatron's messages."""
+        """Take note of `predicted` and `measured` seconds, as `learn`, with Megatron's messages."""
         ...
 
 
@@ -157,7 +157,7 @@ class BaseReplanner(ABC, Generic[P, K]):
 
     @abstractmethod
     def simulated(self, schedule: Schedule, conditions: K) -> P:
-        """Simulate a `schedule` under `conditions`, with messages as the rule has them."""
+        """Simulate a `schedule` under `conditions`, with the rule's kind of messages."""
 
     @abstractmethod
     def _replan(self, changed: bool) -> Change[P, K] | None:
@@ -245,7 +245,7 @@ class BaseReplanner(ABC, Generic[P, K]):
         return Change(f"{self._met}: {back}, for good", plan, current, c, trial=False)
 
     def _for_memory(self) -> Change[P, K] | None:
-        """Go over to a plan that fits in memory, now that this is known in microbatches."""
+        """Change to a plan that fits in memory, whose size is known in microbatches by now."""
         now, budgets = self._in_force, self.estimator.budgets
         if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
             least = [min(budgets[stage :: now.stages]) for stage in range(now.stages)]

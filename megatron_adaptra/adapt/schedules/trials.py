@@ -109,7 +109,7 @@ class Trials(Generic[P, K]):
 
 
 def _forward_seconds(reports: Collection[StageReport]) -> float:
-    """Seconds of a microbatch's forward on the slowest stage, by the wall clock.
+    """Return the seconds of a microbatch's forward on the slowest stage, by the wall clock.
 
     On crowded cores that grows with what else runs there, which is no fault of a plan. A plan may
     itself make backwards longer: it runs them in halves, or forwards again.

@@ -1,9 +1,9 @@
 """Remedies for a slow replica that are cheaper than shares, and the seconds that they would leave.
 
 Under `share` a figure is the least that any such plan takes, so that a reader can judge the
-decision. Under `auto` the cheapest remedy that is enough is taken (plan/ladder.py): what a cheaper
-one leaves is what its own planner offers; before that, what it cannot go below; and, once it has
-had PATIENCE iterations to act, what is measured.
+decision. Under `auto` the cheapest remedy that is enough is taken (plan/ladder.py). The seconds
+that a cheaper one leaves are those that its planner offers; before that, its lower bound; and, once
+it has had PATIENCE iterations to act, the measured ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATIENCE = 24  # iterations that cheaper remedies have to act, before what they 
 
 
 class Known(NamedTuple):
-    """A known remedy leaves `remedy.leaves` of an iteration where `certain`, else that or more."""
+    """A known remedy leaves `remedy.leaves` seconds where `certain`, else that or more."""
 
     remedy: Remedy
     certain: bool

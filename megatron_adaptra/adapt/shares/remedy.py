@@ -157,7 +157,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         return trial.failed
 
     def _measured(self, rows: Sequence[ReplicaRow]) -> list[Measured]:
-        """Return iterations; their control is a microbatch on replicas whose work has not grown.
+        """Return iterations, with a microbatch's seconds on replicas of no more work as control.
 
         Replicas that run more of others' microbatches than before the last decision are left out,
         and so are slow ones if there are others.
