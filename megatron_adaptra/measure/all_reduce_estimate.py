@@ -1,4 +1,4 @@
-"""What is known of a data-parallel group's all-reduce: from what ranks saw to Figures."""
+"""The estimate of a data-parallel group's all-reduce: from what its ranks saw to Figures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from megatron_adaptra.plan.reductions.sized import MESSAGE
 
 
 class AllReduceEstimate:
-    """Of so many `ranks`, which all take the same iterations and so come to the same figures.
+    """An estimate learns from iterations what an all-reduce of so many `ranks` takes.
 
-    `cost`: seconds of the sender for each message. `late_ranks`, `ports`: see there. Raises
+    All ranks take the same iterations, and so come to the same figures. `cost`: seconds that each
+    message takes of its sender's port. `late_ranks`: see LateRanks; `ports`: see PortRates. Raises
     BadInput for fewer than two ranks.
     """
 
@@ -31,13 +32,13 @@ class AllReduceEstimate:
         nbytes: int,
         between: Mapping[int, float] | None = None,
     ) -> bool:
-        """Take one iteration; whether something is no longer as planned for.
+        """Take one iteration; return whether something is no longer as planned for.
 
         Args:
-            seen: of messages of a few bytes, as for LateRanks. Not looked at until ports are known,
-                since nobody knows what matters before.
-            rates: of paths, as for PortRates; {} if none was measured.
-            nbytes: of the buffer.
+            seen: arrivals of messages of a few bytes, as for LateRanks. Ignored until all ports are
+                known: lateness is judged by the seconds that a buffer takes through a port.
+            rates: bytes per second by path, as for PortRates; {} if none was measured.
+            nbytes: bytes of the buffer.
             between: as for LateRanks; None where it is not known.
         """
         changed = self.ports.update(rates)
@@ -47,7 +48,7 @@ class AllReduceEstimate:
         return self.late_ranks.update(seen, buffer, between) or changed
 
     def figures(self, nbytes: int, iteration: float, native: float | None = None) -> Figures | None:
-        """What the selector is given; None until all ports are known.
+        """Return what the selector chooses by; None until all ports are known.
 
         `nbytes`, `iteration` (seconds) and `native` (seconds, or None): as for Figures. Raises
         BadInput, as Figures.
@@ -62,10 +63,10 @@ class AllReduceEstimate:
         return Figures(nbytes, replace(ports, paths=paths), late, iteration, native)
 
     def changes(self) -> list[str]:
-        """What has changed since the last `accept`, in words for a decision."""
+        """Describe the changes since the last `accept`, in words for a decision."""
         return self.late_ranks.changes() + self.ports.changes()
 
     def accept(self) -> None:
-        """What has changed is planned for."""
+        """Note that the plan in force is made for the changes, too."""
         self.late_ranks.accept()
         self.ports.accept()

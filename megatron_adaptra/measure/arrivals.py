@@ -1,10 +1,10 @@
-"""When the ranks of a group came to their all-reduce, and what a message between two takes.
+"""The arrivals of a group's ranks at their all-reduce, and the delays of messages between them.
 
 Each rank sends every other one a few bytes as soon as its first gradients are ready. A receiver
-knows how much later than itself a message came, by its own clock. Of two ranks that is, both ways,
-`m_j[i] = a_i - a_j + d_ij` and `m_i[j] = a_j - a_i + d_ji`: half the difference is the lateness of
-one against the other, with half of what the delays differ by; in the sum lateness is gone. No
-clocks are compared.
+measures, by its own clock, how much later than itself a message came. Ranks i and j, which arrive
+at `a_i` and `a_j`, measure `m_j[i] = a_i - a_j + d_ij` and `m_i[j] = a_j - a_i + d_ji`, where `d`
+are the delays of their messages. Half the difference of the two is the lateness of i against j,
+plus half of what the delays differ by; in the sum, lateness cancels. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from megatron_adaptra.measure.middle import Floats, medians
 
 Pair = tuple[int, int]  # source and target of a message
 Seen = Mapping[int, Mapping[int, float]]  # by receiver and source, seconds after its own arrival
-LONGEST = 3600.0  # seconds: what is more is nonsense
-_ROUNDS = 4  # after which moments fit each other
+LONGEST = 3600.0  # seconds; more is nonsense
+_ROUNDS = 4  # of refinement, after which moments fit each other
 _USUAL = 3  # times the median doubt, up to which it is noise
 
 
 class Arrivals(NamedTuple):
-    """Seconds of one iteration.
+    """An Arrivals holds what the messages of one iteration have shown, in seconds.
 
-    `late`: by rank, its lateness; of the first ones 0. `doubts`: by rank, by how much that may be
-    wrong. Ranks of which nothing is known are in neither. `delays`: [source, target], nan where not
+    `late`: by rank, its lateness; 0 for the first ranks. `doubts`: by rank, by how much that may be
+    wrong. Both leave out ranks of which nothing is known. `delays`: [source, target], nan where not
     known. `round_trips`: [one, other], both ways the same.
     """
 
@@ -38,7 +38,7 @@ class Arrivals(NamedTuple):
 
 
 def by_path(seen: Seen, ranks: int) -> Floats:
-    """[source, target], nan where no message came; what ranks from `ranks` on saw is left out."""
+    """Return `seen` of ranks 0 to `ranks` - 1 as [source, target]; nan where no message came."""
     came = np.full((ranks, ranks), np.nan)
     inside = range(ranks)
     for target, row in seen.items():
@@ -49,15 +49,14 @@ def by_path(seen: Seen, ranks: int) -> Floats:
 
 
 def arrivals(came: Floats, least: Floats, known: Floats | None = None) -> Arrivals:
-    """What a group has seen.
+    """Compute the lateness of ranks and the delays of their messages in one iteration.
 
     Args:
-        came: [source, target], seconds as in Seen, or nan. Of ranks whose messages did not come
-            both ways nothing is known, unless the delay of one way is. Seconds that cannot be are
-            left out.
-        least: [one, other], of round trips the seconds that they have taken when the path was well,
-            or inf. What a round trip takes more may be of one way alone, so that so much of a
-            lateness is in doubt, and is not counted.
+        came: [source, target], seconds as in Seen, or nan; impossible ones are left out. Two ranks
+            can be compared if messages came both ways, or one way on a path of `known` delay.
+        least: [one, other], seconds that a round trip took while its path was well, or inf. What
+            a round trip takes beyond that may be due to one way alone: half of it is the doubt
+            about a lateness, which is reduced by that much.
         known: delays, [source, target] or nan, for ranks that have received nothing.
     """
     there = np.where(np.abs(came) <= LONGEST, came, np.nan)
@@ -81,21 +80,21 @@ def arrivals(came: Floats, least: Floats, known: Floats | None = None) -> Arriva
 
 
 def after_the_first(moments: Mapping[int, float]) -> dict[int, float]:
-    """By rank, how many seconds its moment is after those of the first ranks; of these 0.
+    """Return, by rank, the seconds from the first ranks' moment to its own; 0 for the first ranks.
 
     `moments`: by rank, seconds by any clock.
     """
-    # Where a rank in four is early by chance, the others are not late.
+    # The first quarter counts as first: where a rank in four is early, the others are not late.
     order = sorted(moments.values())
     first = order[(len(order) - 1) // 4] if order else 0.0
     return {rank: max(0.0, moment - first) for rank, moment in sorted(moments.items())}
 
 
 def _moments(apart: Floats, doubts: Floats) -> Floats:
-    """When each rank came, by what each is later than others; nan where that is not known.
+    """Return each rank's moment, from how much later than each other it is; nan if not known.
 
-    That differs where a path is slow. A median over the others finds what most of them know, and
-    those far more in doubt than usual are left out, where there are others.
+    On slow paths these values are wrong. The median over the other ranks follows the majority, and
+    values with far more doubt than usual are left out where a rank has better ones.
     """
     known = ~np.isnan(apart)
     order = np.sort(doubts[known])

@@ -1,8 +1,8 @@
-"""What a worker's ops take on a core of its own, where workers share the cores of one machine.
+"""The seconds of a worker's ops on a core of its own, where workers share a machine's cores.
 
 A thread that runs an op computes, queues for a core, or does neither: it is suspended, or an
-emulation lets it wait. Only what is computed takes a core from others, and only the queue is
-shorter where others compute less.
+emulation lets it wait. Only computing takes a core from others, and only queueing gets shorter
+when others compute less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron_adaptra.measure.report import StageReport
 
 
 def queue_share(report: StageReport) -> float | None:
-    """Seconds that ops of a `report` have queued for a core, per second that they have computed.
+    """Return the seconds that ops of a `report` queued for a core per second that they computed.
 
     None where that is not known, or nothing was computed.
     """
@@ -28,7 +28,7 @@ def queue_share(report: StageReport) -> float | None:
 
 
 class CoreUse:
-    """Of one worker, by medians of the last iterations."""
+    """A core use gives the costs of one worker's ops, by medians of the last iterations."""
 
     def __init__(self) -> None:
         self._ops = StageOps(None, 1)
@@ -38,20 +38,21 @@ class CoreUse:
     def update(self, report: StageReport, normally: float) -> StageReport:
         """Take the worker's `report` of an iteration, of which the `queue_share` is known.
 
-        What else the process computes runs beside an op that waits, else it makes the op longer.
-        What an op queues for longer than others do is no sharing but a quota, or other programs.
+        Other threads of the process compute while an op waits; beyond that they make it longer.
+        An op that queues longer than those of other workers is held up by a quota or by other
+        programs, not by workers that share cores.
 
         Args:
             report: of the worker.
-            normally: the share that workers queue for in this iteration.
+            normally: the `queue_share` that is usual in this iteration.
 
         Returns:
-            The report that would come from a core of its own, with what keeps only this worker.
+            The report as from a core of its own, with the queueing of this worker alone left in.
         """
         cpu, idle = report.cpu, report.idle
         computed = {kind: max(1.0, report.overhead) * seconds for kind, seconds in cpu.items()}
         alone = {kind: max(computed[kind], cpu[kind] + idle[kind]) for kind in cpu}
-        # By the median: one op that waits for long is no quota.
+        # At most what the median op leaves: one op that queues for long is no quota.
         queued = {
             kind: min(report.queued[kind], report.wall[kind] - cpu[kind] - idle[kind])
             for kind in cpu
@@ -65,19 +66,19 @@ class CoreUse:
 
     @property
     def known(self) -> bool:
-        """Whether a report has shown it."""
+        """True once a report has been taken."""
         return self._ops.known
 
     def seconds(self) -> OpSeconds:
-        """Of its ops, on a core of its own that nothing else keeps it from."""
+        """Return the seconds of its ops on a core that nothing else uses."""
         return self._ops.seconds()
 
     @property
     def share(self) -> float:
-        """Of these seconds, the share in which it computes."""
+        """The share of `seconds` in which its ops compute."""
         return median(self._shares)
 
     @property
     def longer(self) -> float:
-        """As a share of these seconds, what only this worker queues for."""
+        """The time that only this worker queues for a core, as a share of `seconds`."""
         return median(self._longer)

@@ -1,4 +1,4 @@
-"""When a link's delay has changed: an EWMA chart, a materiality gate, and 2-of-3 confirmation.
+"""Changes of a link's delay: found by an EWMA chart, a materiality gate, 2-of-3 confirmation.
 
 Source of the chart: Roberts, "Control Chart Tests Based on Geometric Moving Averages" (1959).
 In a Monte Carlo comparison with CUSUM and Bayesian change-points it had the fewest false alarms and
@@ -15,27 +15,27 @@ from megatron_adaptra.measure.middle import middle_of
 
 LAMBDA, LIMIT = 0.3, 4.7
 BASELINE = 4  # samples from which the first level is learned, ...
-CALM = 100  # ... and as many refine it: with 20 alone false alarms are five times as many
+CALM = 100  # ... and how many refine it: with only 20, false alarms are five times as many
 RELATIVE, ABSOLUTE = 0.10, 0.20  # material: 10 % of the level and 20 % of a stage's time
 
 
 class DelayChart:
-    """One directed link, updated with one delay per iteration.
+    """A delay chart confirms changes of one directed link, given one delay per iteration.
 
     Args:
         floor: seconds below which a change means nothing, whatever a stage takes.
-        lasting: delays in a row that are out to one side, and so confirm a change even where they
-            do not agree: then their median counts. 0: however many there are, they have to agree.
-        threshold: seconds from which on, to either side of 0, a delay means something whatever the
-            level is. A change that crosses it counts from half of it on. 0: there is none.
+        lasting: so many delays in a row, out of the chart on one side, confirm a change even where
+            they do not agree: then their median counts. 0: delays always have to agree.
+        threshold: seconds on either side of 0. A change across it matters if it is at least half as
+            large, whatever the level is. 0: there is no threshold.
     """
 
     def __init__(self, floor: float = 0.0, lasting: int = 0, threshold: float = 0.0) -> None:
         self.floor, self.threshold = floor, threshold
-        self._run: deque[float] = deque(maxlen=lasting)  # those in a row that are out to one side
+        self._run: deque[float] = deque(maxlen=lasting)  # delays in a row out on one side
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
-        self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
+        self.alarm = False  # whether the last delay was out; logged at once, a plan waits for more
         self._deviation = 0.0  # of the calm samples, as a standard deviation
         self._average = 0.0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=3)  # sample, whether it is out
@@ -43,14 +43,14 @@ class DelayChart:
 
     @property
     def samples(self) -> int:
-        """From how many the level is learned."""
+        """The number of samples from which the level is learned."""
         return len(self._calm)
 
     @property
     def outside(self) -> list[float]:
-        """Those of the last three samples that are out of the chart, the oldest first.
+        """The samples out of the chart among the last three, the oldest first.
 
-        Where a change `lasts`, those that show it.
+        Where a change `lasts`, all samples of the run that shows it.
         """
         if self.lasts:
             return list(self._run)
@@ -58,15 +58,15 @@ class DelayChart:
 
     @property
     def lasts(self) -> bool:
-        """Whether as many delays as asked for, in a row, are out to one side."""
+        """True where the last delays, `lasting` of them, are all out on the same side."""
         return 0 < len(self._run) == self._run.maxlen
 
     def update(self, delay: float, stage_seconds: float) -> bool:
-        """Whether a change is confirmed: 2 of the last 3 delays are out of the chart, and agree.
+        """Take a `delay`; return whether a change is confirmed: 2 of the last 3 are out, and agree.
 
         Args:
-            delay: seconds, of this iteration.
-            stage_seconds: what one microbatch takes, against which delays matter.
+            delay: seconds of this iteration.
+            stage_seconds: what one microbatch takes; changes that are small beside it mean nothing.
 
         The first level counts as a change from zero: a link can be slow from the start.
         """
@@ -75,7 +75,7 @@ class DelayChart:
         self._average = LAMBDA * delay + (1 - LAMBDA) * self._average
         # The level is a median of few samples, and as uncertain as these differ.
         uncertain = self._deviation * math.sqrt(math.pi / (2 * max(1, len(self._calm))))
-        # No less than what means nothing now: a stage may have been slower when it was learned.
+        # At least 5 % of what a stage takes now, which may be more than when the level was learned.
         spread = max(self._deviation, 0.05 * self.level, 0.05 * stage_seconds, 1e-6)
         width = LIMIT * math.hypot(spread * math.sqrt(LAMBDA / (2 - LAMBDA)), uncertain)
         out = abs(self._average - self.level) > width and self._material(delay, stage_seconds)
@@ -90,7 +90,7 @@ class DelayChart:
         self.estimate = median(known + [self.level] * (3 - len(known)))
         outside = self.outside
         if not out:
-            # Only once two more have come: it may be the first sample of another level.
+            # Learn a sample only once two more have come: it may be the first of another level.
             if len(self._calm) < CALM and len(known) == 3 and not outside:
                 self._calm.append(known[0])
                 self._learn()
@@ -99,15 +99,15 @@ class DelayChart:
         if self.lasts:
             self.estimate = new
             return True
-        # Two chance peaks differ from each other; a link that has changed does not.
+        # Two peaks by chance differ from each other; samples of a changed link do not.
         if len(outside) < 2 or not all(self._agrees(sample, new) for sample in outside):
             return False
-        # A link changes within an iteration, whose sample is of neither level.
+        # A link changes in the middle of an iteration, so the first sample is of neither level.
         self.estimate = median(outside[1:])
         return True
 
     def _begin(self, delay: float, stage_seconds: float) -> bool:
-        """The first samples: a level to start from, or a link that is slow from the start."""
+        """Learn the first level; return whether the link proves slow from the start."""
         self._calm.append(delay)
         self.estimate = median(self._calm)
         if self.estimate < max(ABSOLUTE * stage_seconds, self.floor):
@@ -124,7 +124,7 @@ class DelayChart:
         return True
 
     def accept(self, stage_seconds: float) -> None:
-        """Take the delay of now, planned for, as normal. `stage_seconds`: see `update`."""
+        """Take the present delay, now planned for, as normal. `stage_seconds`: see `update`."""
         if self.level is None:
             return
         if not self._material(self.estimate, stage_seconds):
@@ -135,15 +135,15 @@ class DelayChart:
         self._average = self._learn()
         self._recent.clear()
         self._run.clear()
-        self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
+        self.alarm = False
 
     def resume(self, level: float) -> None:
-        """Start from a delay, `level`, that is planned for already; the spread is learned anew."""
+        """Start from `level`, a delay that is planned for already; learn the spread anew."""
         self._calm, self._deviation = [level], 0.0
         self.level = self.estimate = self._average = level
 
     def _material(self, delay: float, stage_seconds: float) -> bool:
-        """Whether a `delay` differs from the level by so much that it means something."""
+        """Return whether a `delay` differs from the level by enough to matter."""
         assert self.level is not None
         change = abs(delay - self.level)
         crosses = (abs(self.level) < self.threshold) != (abs(delay) < self.threshold)
@@ -152,11 +152,11 @@ class DelayChart:
         return change >= max(RELATIVE * self.level, ABSOLUTE * stage_seconds, self.floor)
 
     def _agrees(self, sample: float, new: float) -> bool:
-        """Whether a sample speaks for a new level rather than for the old one."""
+        """Return whether a `sample` is off the `new` level by at most half of the change."""
         assert self.level is not None
         return abs(sample - new) <= 0.5 * abs(new - self.level)
 
     def _learn(self) -> float:
-        """Level and deviation from the calm samples; the level."""
+        """Learn level and deviation from the calm samples; return the level."""
         self.level, self._deviation = middle_of(self._calm)
         return self.level

@@ -1,4 +1,4 @@
-"""From the stages' reports to Conditions: what the next plan is made for."""
+"""The estimator of one pipeline: from its stages' reports to Conditions, a plan's input."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from megatron_adaptra.measure.step_sync import StepSyncModel
 from megatron_adaptra.measure.stock_messages import RECENT, Link
 
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
-SPARE = 4  # messages under way beyond those that a plan has under way at once
+SPARE = 4  # messages under way beyond those that a plan allows for
 USABLE = 0.9  # share of a device's free memory that a budget may take
 
 
 class Estimator:
-    """Keeps one chart per directed link and the recent seconds per op of every stage.
+    """An estimator keeps a chart per directed link and the recent op seconds of every stage.
 
     Args:
-        microbatches: of an iteration.
+        microbatches: how many an iteration has.
         hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
             machines only the round trip is known, and its halves are taken for equal.
         cores, chunks, split, recompute: see Conditions. With cores an op's cost is CPU time.
-        message_bytes: of one message of the pipeline.
+        message_bytes: bytes of one message of the pipeline.
         budget: what a stage may keep; bytes become microbatches once memory has been measured.
-        at_first: microbatches by stage until then.
-        rendezvous: a message moves only after its receive is posted.
-        everything: slow links delay the step's collectives, too; emulated ones do not.
-        on_device: collectives are NCCL's.
+        at_first: by stage, microbatches in flight until then.
+        rendezvous: True where a message moves only after its receive is posted.
+        everything: True where slow links delay the step's collectives, too; emulated ones do not.
+        on_device: True where collectives are NCCL's.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Estimator:
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
-        """Take one iteration's `reports`, one per stage; the links whose change is confirmed."""
+        """Take an iteration's `reports`, one per stage; return links whose change is confirmed."""
         for report in reports:
             self._ops[report.stage].update(report)
         changed = self._links.update(reports, self.stage_seconds())
@@ -91,40 +91,40 @@ class Estimator:
 
     @property
     def charts(self) -> Mapping[Link, DelayChart]:
-        """Of the seconds that a message takes, by directed link."""
+        """The charts of the seconds that a message takes, by directed link."""
         return self._links.charts
 
     @property
     def _delays(self) -> dict[Link, float]:
-        """Seconds per link, as far as the step's collectives see them."""
+        """The delays of links in seconds, as the step's collectives see them: 0 if not at all."""
         return {link: c.estimate * self.everything for link, c in self.charts.items()}
 
     def stage_seconds(self) -> float:
-        """What one microbatch takes: on the slowest stage, or on all that share cores."""
+        """Return a microbatch's seconds: on the slowest stage, or on all that share cores."""
         each = [sum(ops.seconds()[:2]) for ops in self._ops if ops.known]
         shared = sum(each) / self.cores if self.cores is not None else 0.0
         return max([shared, *each], default=0.0)
 
     def accept(self) -> None:
-        """The links of now are planned for."""
+        """Note that the plan in force is made for the links as they are now."""
         self._links.accept()
 
     @property
     def known(self) -> bool:
-        """Whether there has been a report of every stage: without there are no conditions."""
+        """True once every stage has reported, which `conditions` needs."""
         return all(ops.known for ops in self._ops)
 
     @property
     def calibrated(self) -> bool:
-        """Whether of every link it is known what is normal."""
+        """True once the normal delay of every link is known."""
         return all(chart.level is not None for chart in self.charts.values())
 
     def state(self) -> dict[str, float]:
-        """What is planned for, to go on from after a restart: seconds per link."""
+        """Return the seconds per link that are planned for, to go on from after a restart."""
         return {f"{a}>{b}": c.level for (a, b), c in self.charts.items() if c.level is not None}
 
     def settings(self) -> dict[str, Any]:
-        """What it was made with, for json.dump and `from_settings`."""
+        """Return the arguments it was made with, for json.dump and `from_settings`."""
         budget = {key: x for key, x in self._budget._asdict().items() if x not in (math.inf, False)}
         return {
             "microbatches": self.microbatches, "hosts": list(self.hosts), "cores": self.cores,
@@ -136,7 +136,7 @@ class Estimator:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
-        """One that has measured nothing yet, made with the `settings()` of another."""
+        """Make an estimator without measurements from the `settings()` of another."""
         at_first = [infinite_if_null(x) for x in settings["at_first"]]
         budget = Budget(**settings["budget"])
         return cls(**{**settings, "budget": budget, "at_first": at_first})
@@ -152,9 +152,9 @@ class Estimator:
         self._correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
-        """The same of one over Megatron's own messages: its `predicted` and `measured` seconds.
+        """Take note of `predicted` and `measured` seconds over Megatron's own messages.
 
-        Its stages wait for each other in ways that are not modelled, the longer the slower the
+        Stages then wait for each other in ways that are not modelled, the longer the slower the
         links are.
         """
         if delay := self.stock_delay:
@@ -162,30 +162,33 @@ class Estimator:
 
     @property
     def stock_extra(self) -> float:
-        """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        """The seconds that an iteration over Megatron's own messages takes beyond the model's."""
         return median(self._waits) * self.stock_delay if self._waits else 0.0
 
     @property
     def stock_delay(self) -> float:
-        """Seconds of all links that are slow enough for Megatron's own messages to matter."""
+        """The summed delay, in seconds, of links where that of Megatron's own messages matters."""
         each = [self._links.delay(link, True) for link in self.charts]
         return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 
     @property
     def correction(self) -> float:
-        """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
+        """The factor for op seconds: cores and caches are shared in ways that are not modelled."""
         return self._correction.factor
 
     def delays(self) -> dict[str, float]:
-        """Seconds of every link now, by `"2>3"`."""
+        """Return the present seconds of every link, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
     def alarms(self) -> list[str]:
-        """The links whose last delay is out of its chart, as `"2>3"`."""
+        """Return the links whose last delay is out of its chart, as `"2>3"`."""
         return [f"{a}>{b}" for (a, b), chart in self.charts.items() if chart.alarm]
 
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
-        """What to plan for. `corrected`: by `correction`. `native`: stock's messages and step."""
+        """Return what to plan for.
+
+        `corrected`: multiply op seconds by `correction`. `native`: for stock's messages and step.
+        """
         scale = self.correction if corrected else 1.0
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in stage.seconds())) for stage in self._ops]
@@ -209,10 +212,10 @@ class Estimator:
         )
 
     def measure_budget(self, reports: Sequence[StageReport]) -> bool:
-        """Take the bytes in `reports`; whether a budget in bytes now means other microbatches.
+        """Take the bytes in `reports`; return whether they change a budget's microbatches.
 
-        It does when all stages have measured for the first time. Afterwards only where a plan has
-        taken more than it may: halves and temporaries are no exact shares of a microbatch.
+        They do when all stages have measured for the first time. Later only where a plan has taken
+        more than it may: halves and temporaries are no exact shares of a microbatch.
         """
         fresh = {
             report.stage: report.memory
@@ -223,7 +226,7 @@ class Estimator:
         if not self._budget.in_bytes or len(self.memory) < len(self.budgets):
             return False
         budgets = list(self.budgets)
-        if not self._limits:  # what has been taken later must not make itself room
+        if not self._limits:  # by the first bytes: later use must not raise its own limit
             self._limits = {stage: self._limit(memory) for stage, memory in self.memory.items()}
             for stage, memory in self.memory.items():
                 beside, each = self._needs(memory)
@@ -238,12 +241,12 @@ class Estimator:
                 budgets[stage] = min(budgets[stage], memory.peak * limit / taken)
         before = self.budgets, self.split
         self.budgets = tuple(max(1.0, float(b)) for b in budgets)
-        # Less than one microbatch is not to be had, but a backward in one piece may be.
+        # No stage can do with less than one microbatch, but it may do without halves.
         self.split = self.split and min(budgets) >= 1
         return (self.budgets, self.split) != before
 
     def _give_up_budget(self) -> None:
-        """No schedule keeps to it, so the job goes on within what it has begun with."""
+        """Drop a budget that no schedule keeps to; the job goes on with its first schedule."""
         least = {stage: sum(self._needs(memory)) for stage, memory in self.memory.items()}
         stage = max(least, key=lambda s: least[s])
         self.unmet = (
@@ -254,11 +257,11 @@ class Estimator:
         self._budget = UNLIMITED
 
     def _needs(self, memory: Memory) -> tuple[float, float]:
-        """Bytes that a stage takes beside its microbatches, and for each of them.
+        """Return the bytes that a stage takes beside its microbatches, and for each of them.
 
-        On a GPU ops take some in passing. There each microbatch more has a receive standing posted
-        and, of a budget of so many bytes, pinned memory of the host for two messages; what is free
-        on a GPU has none of that in it.
+        On a GPU, ops take some in passing. There each further microbatch also needs a posted
+        receive and, where the budget is a number of bytes, pinned memory of the host for two
+        messages. A budget of free GPU memory does not count the host's.
         """
         each, message = memory.per_microbatch, self.message_bytes
         if not self._on_device:
@@ -269,7 +272,7 @@ class Estimator:
         return passing + SPARE * message, each + PINNED * message
 
     def _limit(self, memory: Memory) -> float:
-        """Bytes that a stage may take, by what it was first seen to take."""
+        """Return the bytes that a stage may take, by what it was first seen to take."""
         if self._budget.auto:
             return (memory.peak_bytes or 0) + USABLE * (memory.free or 0)
         return self._budget.nbytes

@@ -1,4 +1,4 @@
-"""Who computes on a rank's host, while its training waits for a core."""
+"""The users of cores on a rank's host, while its training waits for a core."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from megatron_adaptra.base.processes import cpu_seconds, descendants, process_tr
 from megatron_adaptra.measure.machine_time import MachineTime
 
 _SHOWN = 0.05  # cores; less is left out of sentences
-_HOGS = 0.1  # of the cores that the training itself gets; less makes nobody late
-_BITS, _PARTS = 13, 10  # of a number of cores, in tenths, where a use is packed
+_HOGS = 0.1  # of the cores that the training itself gets; less makes no rank late
+_BITS, _PARTS = 13, 10  # of a packed number of cores: its bits, and its parts per core
 
 
 class HostUse(NamedTuple):
-    """Of one rank, in a span of some iterations.
+    """A host use holds who computed on the host of one rank, in a span of some iterations.
 
     Args:
-        queued: share of the time that its training thread has waited for a core, 0 to 1.
-        own: cores that its process computes on.
-        helpers: that processes below it do, such as data workers.
-        job: that ranks beside it do, which its launcher has started, with theirs.
-        others: that all else on the machine does.
-        cores: of the machine.
+        queued: share of the time that the rank's training thread waited for a core, 0 to 1.
+        own: cores that the rank's process used.
+        helpers: cores that processes below it used, such as data workers.
+        job: cores that other ranks of its launcher used, with the processes below them.
+        others: cores that all other processes of the machine used.
+        cores: cores that the machine has.
     """
 
     queued: float
@@ -35,11 +35,11 @@ class HostUse(NamedTuple):
 
     @property
     def hogs(self) -> bool:
-        """Whether helpers take cores from their own training."""
+        """True where helpers take cores from their own training."""
         return self.helpers > _HOGS * self.own
 
     def packed(self) -> int:
-        """A number below 2 ** 63 for `unpacked`; that of who waits longer is larger, to a percent.
+        """Return a number below 2 ** 63 for `unpacked`: larger for a longer wait, to a percent.
 
         Cores are rounded to tenths; those that its own process uses are left out.
         """
@@ -51,7 +51,7 @@ class HostUse(NamedTuple):
 
     @classmethod
     def unpacked(cls, number: int) -> HostUse:
-        """What `packed` has made a `number` of, which is not negative."""
+        """Return the use of which `packed` has made a `number`, at least 0."""
         parts = []
         for _ in range(4):
             number, part = number >> _BITS, number & ((1 << _BITS) - 1)
@@ -60,7 +60,7 @@ class HostUse(NamedTuple):
         return cls(number / 100, 0.0, helpers / _PARTS, job / _PARTS, others / _PARTS, cores)
 
     def in_words(self) -> str:
-        """Who uses the cores that the training waits for, as part of a sentence."""
+        """Describe who uses the cores that the training waits for, as part of a sentence."""
         users = [
             (cores, who)
             for cores, who in (
@@ -81,25 +81,25 @@ class _Sample(NamedTuple):
     at: float
     machine: MachineTime
     own: float
-    below: dict[int, float]  # by process below this one
-    beside: dict[int, float]  # below the launcher, but not this one nor below it
+    below: dict[int, float]  # CPU seconds, by process below this one
+    beside: dict[int, float]  # CPU seconds, by other process below the launcher
 
 
 class HostMeter:
-    """Measures a span from `begin` to `end`; each takes a look at all processes, milliseconds."""
+    """A host meter measures from `begin` to `end`; each looks at all processes: milliseconds."""
 
     def __init__(self) -> None:
         self._began: _Sample | None = None
 
     def begin(self) -> None:
-        """A span begins."""
+        """Begin a span."""
         self._began = self._sample()
 
     def end(self, queued: float) -> HostUse | None:
-        """It is over; None where the system does not report it.
+        """Return the use since `begin`; None where the system does not report it.
 
-        `queued`: as for HostUse, which is counted elsewhere. What processes compute that begin in
-        the span counts, what those do that end in it does not.
+        `queued`: as for HostUse; the caller measures it. Processes that start within the span
+        count, those that end within it do not.
         """
         before, now, self._began = self._began, self._sample(), None
         if before is None or now is None or now.at <= before.at:
