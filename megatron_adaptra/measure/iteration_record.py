@@ -1,4 +1,4 @@
-"""What one stage saw in one iteration: its ops, its messages, its step."""
+"""The record of one stage's iteration: its ops, its messages, its step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from megatron_adaptra.measure.report import Collective, Memory, StageReport, Ste
 from megatron_adaptra.transport.base import Stamps
 
 SMALL = 64  # bytes of a message that shows a link's delay alone
-FREE = 0.5  # share of messages that have not queued from which on they alone show the delay
+FREE = 0.5  # share of messages without queueing, from which on they alone give the delay
 
 
 class OpTime(NamedTuple):
-    """Seconds on the monotonic clock, and of CPU in the thread that ran the op; 0 on a device.
+    """An op time holds when an op ran, in seconds on the monotonic clock.
 
-    Of an op that Megatron's own messages came before: `asked`, when the host called for them, and
-    `lag`, the seconds from when it had been answered until it launched the op. `queued`: seconds
-    that the thread has waited for a core; None where that is not known. `waited`: seconds that it
-    has waited for other replicas, which may be later than this one.
+    `cpu`: CPU seconds of the thread that ran it; 0 on a device. After messages of Megatron's own,
+    `asked`: when the host called for them; `lag`: seconds from when the call was answered until the
+    host launched the op. `queued`: seconds that the thread waited for a core; None where that is
+    not known. `waited`: seconds of waiting for other replicas, which may be later than this one.
     """
 
     op: Op
@@ -38,18 +38,18 @@ class OpTime(NamedTuple):
 
     @property
     def own(self) -> float:
-        """Seconds without those for other replicas."""
+        """The seconds of the op without its wait for other replicas."""
         return max(self.cpu, self.end - self.start - self.waited)
 
 
 class CollectiveSpan(NamedTuple):
-    """An operation of the step that stages do together; seconds on the monotonic clock.
+    """A collective span holds when stages did one operation of the step together.
 
-    `name`: the same one in every iteration.
-    `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
-    all-gather of ours; negative where that is not known. `stages`: who takes part; () for all.
-    `kept`: it always goes through the backend. `taken`: where a device did it, the seconds, as far
-    as they are known by now.
+    `start`, `end`: seconds on the monotonic clock. `name`: the same one in every iteration.
+    `backend` and `direct`: seconds, as last measured, through torch's backend and through an
+    all-gather of ours; negative where not known. `stages`: those that take part; () for all.
+    `kept`: it always goes through the backend. `taken`: where a device did it, returns the seconds
+    there; None while they are not known.
     """
 
     name: str
@@ -62,7 +62,7 @@ class CollectiveSpan(NamedTuple):
     taken: Callable[[], float | None] | None = None
 
     def known(self) -> CollectiveSpan:
-        """The same once the device has done it: what it took there, not its launch."""
+        """Return the span with the device's seconds, where known, in place of its launch's."""
         if self.taken is None:
             return self
         seconds = self.taken()
@@ -73,11 +73,12 @@ class CollectiveSpan(NamedTuple):
 
 @dataclass
 class IterationRecord:
-    """`cpu` is what the whole process spent between the first op and the last one.
+    """An iteration record collects what one stage did in one iteration.
 
-    `stock`: Megatron's own messages were used, so that `messages` has none. `probed`: stamps of
-    what was sent only to measure a link, with its source. `through`, `met`: see StageReport.
-    `unusable`: why its times mean nothing.
+    `cpu`: CPU seconds of the whole process between the first op and the last one. `stock`:
+    Megatron's own messages were used, so that `messages` is empty. `probed`: source and stamps of
+    what was sent only to measure a link. `through`, `met`: see StageReport. `unusable`: why its
+    times mean nothing.
     """
 
     stage: int
@@ -96,9 +97,9 @@ class IterationRecord:
     met: str = ""
 
     def report(self, before: IterationRecord | None = None) -> StageReport:
-        """The small message to the leader; `before`: the iteration before, whose end is known.
+        """Return the small message to the leader; `before`: the previous record, for its step.
 
-        A transit contains the difference of the two stages' clocks; there and back it cancels.
+        A transit contains the difference of the two stages' clocks; in a round trip it cancels.
         """
         compute = sum(o.cpu for o in self.ops)
         sources = sorted({source for source, _, _ in self.messages})
@@ -135,7 +136,7 @@ class IterationRecord:
 
     @property
     def _probed(self) -> dict[int, float]:
-        """Least seconds, as in a transit, that a small probe from each source took."""
+        """The least seconds, as in a transit, that a small probe took, by source."""
         found: dict[int, float] = {}
         for source, t in self.probed:
             if t.nbytes <= SMALL:
@@ -144,10 +145,10 @@ class IterationRecord:
         return found
 
     def _large(self, transits: Mapping[int, float]) -> dict[int, list[Stamps]]:
-        """Larger messages, probes among them, by source.
+        """Return larger messages, including probes, by source.
 
-        None of links whose small probe is not there: it shows the delay that is not in what their
-        bytes take.
+        Links without a small probe are left out: its delay has to be subtracted to get the seconds
+        that bytes take.
         """
         found: dict[int, list[Stamps]] = {}
         for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
@@ -157,17 +158,17 @@ class IterationRecord:
 
     @property
     def sources(self) -> set[int]:
-        """The stages that messages, or what only measures a link, came from."""
+        """The stages that messages or probes came from."""
         return {s for s, _, _ in self.messages} | {s for s, _ in self.probed}
 
     @property
     def known(self) -> bool:
-        """Whether its ops' times are."""
+        """True once the times of its ops are known."""
         return self.begin > 0
 
     @property
     def starved(self) -> float:
-        """Seconds that a device had nothing to do, between ops, because the host was late."""
+        """The seconds between ops that a device was idle because the host was late."""
         late = 0.0
         for before, after in zip(self.ops, self.ops[1:], strict=False):
             gap, asking = after.start - before.end, after.asked - before.end
@@ -176,13 +177,13 @@ class IterationRecord:
 
     @property
     def _counted(self) -> bool:
-        """Whether it is known what its ops have waited for a core."""
+        """True where the wait for a core is known of every op."""
         return all(o.queued is not None for o in self.ops)
 
     def _seconds(self, clock: str) -> dict[str, float]:
-        """By kind, of the kinds of ops that ran.
+        """Return seconds by kind of op, of those that ran; `clock`: see `_typical`.
 
-        A forward that keeps nothing takes longer; what it takes beyond others counts as R.
+        A forward that keeps no activations takes longer; its excess over others counts as R.
         """
         recomputed = {o.op[1:3] for o in self.ops if o.op.kind is Kind.R}
         found: dict[str, list[OpTime]] = {}
@@ -197,18 +198,19 @@ class IterationRecord:
         return seconds
 
     def delay(self, source: int) -> float:
-        """Median seconds that messages from stage `source` were on their way.
+        """Return the median seconds that messages from stage `source` were on their way.
 
-        The median, not the mean: one late wake-up of this process is not a slow link. What they
-        have queued behind others is not in it, where a small probe shows for how long.
+        The median, not the mean: one late wake-up of this process is not a slow link. Time queued
+        behind other messages is left out where a small probe shows how long it was.
         """
         return median(self._delays(source, self._awaited(source)))
 
     def delay_p25(self, source: int) -> float:
-        """The same from `source` where processes wait for a core, and so messages seem to.
+        """Return the lower quartile of messages' seconds from `source`, for hosts short of cores.
 
-        The lower quartile: a slow link delays all messages. Also of those alone that compute was
-        waiting for: nothing else ran in this process when they came.
+        A process that waits for a core makes some messages look late, a slow link all of them. The
+        quartile is that of all messages, or of those alone that compute was waiting for, if less:
+        nothing else ran in this process when they came.
         """
         awaited = self._awaited(source)
         wanted = [t for t in awaited if 0 < t.wanted <= t.completed]
@@ -216,10 +218,10 @@ class IterationRecord:
         return min(delays[len(delays) // 4] for delays in quartiles)
 
     def _delays(self, source: int, some: Sequence[Stamps]) -> list[float]:
-        """Seconds that `some` messages were on their way.
+        """Return the seconds that `some` messages from `source` were on their way.
 
-        Of those that have queued behind others nothing is known but what the link is busy with each
-        of them: they count, without the queue, where few have not.
+        A message that queued behind others shows only how long it kept the link busy. Such messages
+        count, without their queueing, where less than FREE of all were free of it.
         """
         if (transit := self._probed.get(source)) is None:
             return [t.delay for t in some]
@@ -231,22 +233,22 @@ class IterationRecord:
         return [min(t.delay, alone[id(t)].seconds) for t in some]
 
     def transit(self, source: int) -> float:
-        """Least seconds from sent, on the clock of `source`, to there, on this one.
+        """Return the least seconds from sent, by the clock of `source`, to there, by this one.
 
-        The least: with two clocks nobody knows which messages have waited for their receive.
+        The least: two clocks do not show which messages have waited for their receive.
         """
         return min(t.completed - t.sent for s, _, t in self.messages if s == source)
 
     def ahead(self, source: int) -> float:
-        """Median seconds that a receive from `source` stood posted before its message was sent."""
+        """Return the median seconds from posting a receive from `source` to sending its message."""
         return median(max(0.0, t.sent - t.posted) for t in self._awaited(source))
 
     def _awaited(self, source: int) -> list[Stamps]:
-        """Stamps of the messages that were sent after their receive had been posted; all if none.
+        """Return the stamps of messages sent after their receive was posted; of all if none was.
 
-        What is sent earlier has crossed the link by then, or waits for its receive: when it is
-        there says more about this stage than about the link. A stage that runs all forwards before
-        the first backward has a few messages only that it awaits.
+        A message sent earlier has crossed the link by then, or waits for its receive: its arrival
+        says more about this stage than about the link. Eager messages all count. A stage that runs
+        all forwards before the first backward awaits only a few messages.
         """
         stamps = [stamps for s, _, stamps in self.messages if s == source]
         return [t for t in stamps if t.eager or t.posted <= t.sent] or stamps
@@ -262,14 +264,14 @@ class IterationRecord:
 
     @property
     def last_op_end(self) -> float:
-        """When the pipeline part was over, on the monotonic clock."""
+        """The moment, on the monotonic clock, when the pipeline part was over."""
         return self.ops[-1].end if self.ops else self.begin
 
 
 def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> Timeline:
-    """The measured Timeline, called `name`, of one iteration of workers that share a clock.
+    """Return the measured Timeline, called `name`, of one iteration of workers with one clock.
 
-    `records`: of all workers of so many `replicas`.
+    `records`: one of each worker of so many `replicas`.
     """
     zero = min(r.begin for r in records)
     spans, messages = [], []
@@ -289,7 +291,7 @@ def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> T
 
 
 def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
-    """A stage's step as ops: collectives, numbered, and what is between them."""
+    """Return a stage's step from `begin` on as ops: numbered collectives and the work between."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
     for i, span in enumerate(record.collectives):
@@ -301,10 +303,10 @@ def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, flo
 
 
 def _typical(ops: Sequence[OpTime], clock: str) -> float:
-    """Seconds of ops of one kind. Means of CPU time add up to what the CPU did.
+    """Return the typical seconds of ops of one kind, by one `clock`.
 
-    So do those of what a thread has waited for a core ("queued"), and those in which it has neither
-    computed nor waited for one ("idle").
+    "wall": the median. The others are means, which add up to the total: "cpu" for computing,
+    "queued" for waiting for a core, and "idle" for neither of them.
     """
     if clock == "wall":
         return median(o.own for o in ops)

@@ -1,8 +1,8 @@
-"""Which ranks of a data-parallel group are late, by how much, and which paths between them slow.
+"""Late ranks of a data-parallel group, and slow paths between its ranks: which, and how much.
 
 Changes are found with the chart, gate and confirmation of links, and count only once most of the
-last iterations agree: a plan for a late rank pays if it is the same one for long. Lateness that
-moves from rank to rank is nobody's.
+last iterations agree: a plan for a late rank pays only if that rank stays late for long. Lateness
+that moves from rank to rank is counted for none of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from megatron_adaptra.measure.middle import Floats, medians
 from megatron_adaptra.measure.own_lateness import OwnLateness
 from megatron_adaptra.measure.rotation import Rotation
 
-WINDOW = 8  # iterations, of which so many have to agree about a rank
-AGREE = 6
-_TRIPS = 5  # round trips, whose median, or least one, is the path's
-_PATHS = 256  # watched in one iteration, about: 3 ms of a core
+WINDOW = 8  # the last iterations, ...
+AGREE = 6  # ... of which so many have to agree about a rank
+_TRIPS = 5  # last round trips, whose median, or least one, is the path's
+_PATHS = 256  # paths watched in one iteration, about: 3 ms of a core
 
 
 class LateRanks:
-    """Ranks 0 to `ranks` - 1 of one group. Raises BadInput for fewer than two."""
+    """A detector watches ranks 0 to `ranks` - 1 of a group. Raises BadInput for fewer than two."""
 
     def __init__(self, ranks: int) -> None:
         if ranks < 2:
@@ -46,21 +46,22 @@ class LateRanks:
 
     @property
     def rotating(self) -> bool:
-        """Whether lateness moves from rank to rank, so that more iterations have to agree."""
+        """True where lateness moves from rank to rank, so that more iterations have to agree."""
         return self._rotation.rotating
 
     def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
-        """Take one iteration; whether lateness or a path is no longer as planned for.
+        """Take one iteration; return whether lateness or a path is no longer as planned for.
 
         Args:
             seen: by receiver and source, the seconds from the receiver's own arrival until the
-                message came; below 0 where it had come before. Some may be missing; those of ranks
-                that there are not, and what no message takes, are left out.
-            buffer: seconds of the buffer through a port, against which lateness matters.
+                message came; below 0 where it had come before. Some may be missing; those of
+                unknown ranks, and impossible ones, are left out.
+            buffer: seconds of the buffer through a port; lateness that is small beside them means
+                nothing.
             between: by rank, the seconds from the end of the last all-reduce there to its arrival,
-                of which its own lateness is made out; None where ends are not known.
+                which show its own lateness; None where ends are not known.
 
-        It stays true until `accept`, or until all is as before.
+        The result stays true until `accept`, or until all is as before.
 
         Raises:
             BadInput: a buffer that takes no time.
@@ -81,7 +82,7 @@ class LateRanks:
         return any(one.changed for one in self._all())
 
     def _look_at(self, delays: Floats) -> None:
-        """Watch paths: of a large group some in each iteration, and all by turns."""
+        """Watch the paths with `delays`: in a large group about _PATHS at a time, by turns."""
         seen = ~np.isnan(delays)
         self._recent[seen] = delays[seen]
         common = medians(delays.ravel())
@@ -97,37 +98,37 @@ class LateRanks:
         return [*self._late, *self._paths.values()]
 
     def _take_trips(self, now: Floats) -> None:
-        """What round trips take on a path that is well: it may only become less."""
+        """Take round trips; those of a healthy path are the least median, which only decreases."""
         took = ~np.isnan(now)
         self._trips[took] = np.column_stack([self._trips[took, 1:], now[took]])
         enough = ~np.isnan(self._trips[..., 0])
         self._least[enough] = np.minimum(self._least, medians(self._trips))[enough]
 
     def late(self) -> tuple[float, ...]:
-        """By rank, seconds after the first one; 0 for one that is in time."""
+        """Return, by rank, the seconds that it comes after the first one; 0 for one in time."""
         return tuple(one.value for one in self._late)
 
     def slow_paths(self) -> dict[Pair, float]:
-        """By source and target, seconds beyond those of an ordinary path, where these matter."""
+        """Return, by source and target, the seconds beyond an ordinary path's that matter."""
         return {way: path.value for way, path in sorted(self._paths.items()) if path.value}
 
     def delay(self) -> float:
-        """Seconds that a message takes on an ordinary path; 0 until there was one.
+        """Return the seconds of a message on an ordinary path; 0 until one was measured.
 
-        Half of a round trip, the least of the last iterations: ranks that wait for a core see
-        messages later, and none of them before it has come. Of that so much is in doubt as the
-        median trip takes longer, and is not counted.
+        They are half of a path's least round trip lately: a rank that waits for a core sees
+        messages late, but none before it has come. The excess of the median trip over the least one
+        is in doubt, and deducted from it.
         """
         trips = self._trips[~np.isnan(self._trips[..., -1])]
         certain = np.maximum(0.0, 2 * np.fmin.reduce(trips, axis=-1) - medians(trips))
         return float(np.median(certain)) / 2 if len(certain) else 0.0
 
     def alarms(self) -> list[int]:
-        """The ranks whose last sample is out of its chart."""
+        """Return the ranks whose last sample is out of its chart."""
         return [rank for rank, one in enumerate(self._late) if one.chart.alarm]
 
     def changes(self) -> list[str]:
-        """What has changed since the last `accept`, in words for a decision."""
+        """Describe the changes since the last `accept`, in words for a decision."""
         found = []
         for rank, one in enumerate(self._late):
             if one.changed:
@@ -140,29 +141,29 @@ class LateRanks:
         return found
 
     def note(self) -> str | None:
-        """Once, if lateness moves from rank to rank: that nothing is done about it."""
+        """Return, once, a note that lateness moves and no plan helps against that; else None."""
         if not self._rotation.to_note():
             return None
         return "another rank is late in each iteration: no plan helps, gradients stay with native"
 
     def accept(self) -> None:
-        """What has changed is planned for."""
+        """Note that the plan in force is made for the changes, too."""
         for one in self._all():
             one.accept(self._buffer)
 
 
 class _Watched:
-    """One rank's lateness, or what one path takes more than others: seconds per iteration."""
+    """A watch follows the lateness of one rank or the excess of one path: seconds per iteration."""
 
     def __init__(self) -> None:
         self.chart = DelayChart()
-        self.named = 0.0  # planned for
-        self.changed = False  # for good
-        self.value = 0.0  # now
+        self.named = 0.0  # seconds planned for
+        self.changed = False  # whether they have changed for good
+        self.value = 0.0  # seconds now
         self._samples: deque[float] = deque(maxlen=2 * WINDOW)
 
     def update(self, seconds: float, buffer: float, agree: int) -> None:
-        """Take `seconds`; a change counts if `agree` of the last samples speak for it."""
+        """Take `seconds`; a change counts if `agree` of the last samples support it."""
         self._samples.append(seconds)
         confirmed = self.chart.update(seconds, buffer)
         self.changed, self.value = False, self.named
@@ -176,7 +177,7 @@ class _Watched:
             self.changed, self.value = True, new
 
     def accept(self, buffer: float) -> None:
-        """It is planned for as it is now."""
+        """Note that the plan in force is made for the present value."""
         if self.changed:
             self.chart.accept(buffer)
             self.named, self.changed = self.value, False

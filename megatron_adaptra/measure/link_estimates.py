@@ -1,7 +1,7 @@
-"""What links take now: a chart and a model for each, fed with reports.
+"""Estimates of what links take now: a chart and a model for each, fed with reports.
 
-Between the stages of a pipeline, or the workers of several (`ir.routes` numbers both): `stage` of a
-report here is the number of its worker, as are the sources in it.
+Links run between the stages of a pipeline or the workers of several; `ir.routes` numbers both. The
+`stage` of a report here is the number of its worker, and so are the sources in it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from megatron_adaptra.measure.port_use import PortModel
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.stock_messages import Excess, Link, is_stock, stock_links
 
-_BETWEEN = 4  # links, at least, of a worker between two others
+_BETWEEN = 4  # links that a worker between two others has at least
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 LONGEST = 3600.0  # seconds: no message takes longer
-ALIKE = 2.0  # times as much as another link passes one that shares its port, at most
+ALIKE = 2.0  # the most by which rates of links that share a port differ, as a factor
 THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
 
 
 class LinkEstimates:
-    """Directed links: by default all between neighbours of one pipeline.
+    """An estimate follows directed links: by default all between neighbours of one pipeline.
 
     Args:
         hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
             machines only the round trip is known, and its halves are taken for equal.
-        message_bytes: of one message of the pipeline.
-        chunks: per stage; several make a ring of the stages.
-        rendezvous: a message moves only after its receive is posted.
-        shared: stages share cores.
-        on_device: Megatron's own messages are NCCL's.
-        links: to begin with; None for those of a pipeline.
+        message_bytes: bytes of one message of the pipeline.
+        chunks: model chunks per stage; several make the stages a ring.
+        rendezvous: True where a message moves only after its receive is posted.
+        shared: True where stages share cores.
+        on_device: True where Megatron's own messages are NCCL's.
+        links: those to begin with; None for those of a pipeline.
 
-    `charts`: of the seconds that a message takes, by link.
+    `charts`: by link, the chart of the seconds that a message takes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LinkEstimates:
         self.charts: dict[Link, DelayChart] = {}
         self._models: dict[Link, LinkModel] = {}
         self._excesses: dict[Link, Excess] = {}
-        self._excess: dict[Link, float] = {}  # now, of Megatron's messages over ours
+        self._excess: dict[Link, float] = {}  # seconds now, of Megatron's messages over ours
         self._stage_seconds = 0.0
         self._planned: dict[Link, float] = {}  # seconds for its bytes, planned for
         self._ports: dict[int, PortModel] = {}
@@ -75,12 +75,12 @@ class LinkEstimates:
             self._excess[link] = self._planned[link] = 0.0
 
     def forget(self, link: Link) -> None:
-        """Nothing is known of this `link` any more."""
+        """Drop all that is known of a `link`."""
         for rows in (self.charts, self._models, self._excesses, self._excess, self._planned):
             rows.pop(link, None)
 
     def update(self, reports: Sequence[StageReport], stage_seconds: float) -> list[Link]:
-        """Take one iteration's `reports`, one per stage; the links whose change is confirmed.
+        """Take an iteration's `reports`, one per stage; return links whose change is confirmed.
 
         `stage_seconds`: what a microbatch takes on the slowest stage.
         """
@@ -94,7 +94,7 @@ class LinkEstimates:
             if delays.get(link, math.inf) <= LONGEST
             and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
-        # What of it is for its bytes, or a port's, takes some more iterations to find out.
+        # Whether bytes or a port cause a delay takes some more iterations to find out.
         found = self._changed_ports()
         return changed + [
             link
@@ -103,14 +103,14 @@ class LinkEstimates:
         ]
 
     def _apart(self, link: Link) -> bool:
-        """Whether it has turned out that a slow link takes much of it for bytes, or no more."""
+        """Return whether a slow link's seconds for bytes are no longer those planned for."""
         chart, change = self.charts[link], abs(self.wire(link) - self._planned[link])
         least = max(ABSOLUTE * self._stage_seconds, self._floor)
         slow = chart.level is not None and chart.level >= least
         return slow and not self._on_device and change >= max(least, RELATIVE * chart.estimate)
 
     def accept(self) -> None:
-        """The links are planned for as they are now."""
+        """Note that the plan in force is made for the links as they are now."""
         for link, chart in self.charts.items():
             if chart.level is not None:
                 chart.accept(self._stage_seconds)
@@ -118,11 +118,11 @@ class LinkEstimates:
         self._planned_ports = self.ports()
 
     def ports(self) -> dict[int, float]:
-        """Bytes per second that workers receive over all their links, and send, where it matters.
+        """Return, by worker with a thin port, the bytes per second that it passes each way.
 
-        All links of such a worker are thin, and none passes much more than another one. That they
-        share a port shows where messages meet; where nothing shows, it is the likeliest reason if
-        links of no other worker are as thin.
+        All links of such a worker are thin, and none passes much more than another one. Messages
+        that meet show whether links share a port. If none show it, a port is the likeliest reason
+        where links of no other worker are as thin.
         """
         found = {}
         for worker, model in self._ports.items():
@@ -132,17 +132,17 @@ class LinkEstimates:
             others = (self.wire(link) for link in self.charts if worker not in link)
             alike = any(ALIKE * wire >= min(wires) for wire in others)
             if model.shared or (model.silent and not alike):
-                # What computes meanwhile makes messages late, and never early.
+                # Computing makes messages late, never early: the higher rate is nearer the truth.
                 found[worker] = max(model.rate, self._message_bytes / min(wires))
         return found
 
     def _wires(self, worker: int) -> list[float]:
-        """What messages keep the links of a `worker` busy for that is between others."""
+        """Return the `wire` of each link of a `worker`; [] where it has fewer than _BETWEEN."""
         links = [link for link in self.charts if worker in link]
         return [self.wire(link) for link in links] if len(links) >= _BETWEEN else []
 
     def _changed_ports(self) -> set[int]:
-        """Workers whose port is not as planned for."""
+        """Return the workers whose port is not as planned for."""
         now, planned = self.ports(), self._planned_ports
         return now.keys() ^ planned.keys() | {
             worker
@@ -151,13 +151,13 @@ class LinkEstimates:
         }
 
     def delay(self, link: Link, native: bool) -> float:
-        """Seconds, for our messages or (`native`) for Megatron's; charts have the longer ones."""
-        excess = self._excess[link]
+        """Return the seconds of a `link` for our messages, or (`native`) for Megatron's."""
+        excess = self._excess[link]  # charts have the longer of both
         shorter = max(0.0, -excess if native else excess)
         return max(0.0, self.charts[link].estimate - shorter)
 
     def state(self, link: Link, native: bool) -> LinkState:
-        """For our messages, with what is known of their bandwidth, or (`native`) for Megatron's."""
+        """Return the state of a `link` for our messages, or (`native`) for Megatron's."""
         seconds = self.delay(link, native)
         if native and self._on_device:
             return LinkState(seconds)
@@ -168,7 +168,7 @@ class LinkEstimates:
         delay, bandwidth = max(0.0, seconds - wire), self._message_bytes / wire
         ports = self.ports()
         if rates := [ports[worker] for worker in link if worker in ports]:
-            # What messages wait for those of another link is the port's, not this link's.
+            # A wait for messages of another link is due to the port, not to this link.
             small = {way: self._models[way].small() for way in (link, link[::-1])}
             known = {way: least for way, least in small.items() if least is not None}
             alone = self._either_way(link, known, known)
@@ -177,15 +177,15 @@ class LinkEstimates:
         return LinkState(delay, bandwidth)
 
     def wire(self, link: Link) -> float:
-        """Seconds that one of our messages keeps the link busy; 0 where that does not matter."""
+        """Return the seconds that our message keeps a `link` busy; 0 where they do not matter."""
         seconds = self._models[link].wire(self._message_bytes)
         return seconds if seconds >= max(THIN * self._stage_seconds, self._floor) else 0.0
 
     def _of_ours(self, reports: Sequence[StageReport]) -> dict[Link, float]:
-        """Seconds per link, from the stamps of our messages.
+        """Return the seconds per link, from the stamps of our messages.
 
-        What a link is worse for Megatron's messages is added where that was once measured. A link
-        that carries none of ours at the moment has its probes, for which receives stand posted.
+        Where Megatron's messages were once measured to take longer, the excess is added. A link
+        that carries none of ours now is measured by probes, whose receives are posted in advance.
         """
         probed = _by_link((r.stage, r.probed) for r in reports)
         carried = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
@@ -203,7 +203,7 @@ class LinkEstimates:
         return found
 
     def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
-        """Seconds per link, the longer of those for our probes and for Megatron's messages."""
+        """Return, by link, the longer of the seconds of our probes and of Megatron's messages."""
         probed = _by_link((r.stage, r.probed) for r in reports)
         theirs, transits = stock_links(reports, self._chunks)
         matters, found = ABSOLUTE * self._stage_seconds, {}
@@ -227,7 +227,7 @@ class LinkEstimates:
         return found
 
     def _take_busy(self, reports: Sequence[StageReport]) -> None:
-        """What our messages of several sizes have taken."""
+        """Take the seconds that our messages of several sizes kept links and ports busy."""
         for report in reports:
             for source, small in report.probed.items():
                 if model := self._models.get((source, report.stage)):
@@ -241,7 +241,7 @@ class LinkEstimates:
     def _either_way(
         self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
     ) -> float | None:
-        """Seconds on the way; between two machines, half of there and back. None if not known."""
+        """Return the seconds on the way, between machines half a round trip; None if not known."""
         source, target = link
         if self._hosts[source] == self._hosts[target]:
             return delays.get(link)
@@ -256,7 +256,7 @@ class LinkEstimates:
         transits: Mapping[Link, float],
         ahead: Mapping[Link, float],
     ) -> float | None:
-        """Seconds on the way; None where nothing is known."""
+        """Return the seconds on the way, without a receive's handshake; None if not known."""
         source, target = link
         reverse, delay = (target, source), self._either_way(link, delays, transits)
         known = link in delays and reverse in delays and self._hosts[source] == self._hosts[target]
@@ -271,7 +271,7 @@ class LinkEstimates:
 
 
 def _of_pipeline(stages: int, chunks: int) -> list[Link]:
-    """Both ways between neighbours; several chunks make a ring of the stages."""
+    """Return the links between neighbours, both ways; several chunks make the stages a ring."""
     pairs = [(s, s + 1) for s in range(stages - 1)]
     if chunks > 1 and stages > 2:
         pairs.append((stages - 1, 0))
@@ -279,5 +279,5 @@ def _of_pipeline(stages: int, chunks: int) -> list[Link]:
 
 
 def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:
-    """`rows`: stages, each with seconds by source."""
+    """Return seconds by link from `rows`: stages, each with seconds by source."""
     return {(source, stage): s for stage, row in rows for source, s in row.items()}

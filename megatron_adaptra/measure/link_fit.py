@@ -26,21 +26,21 @@ WINDOW = 10  # iterations with messages of several sizes that are fitted
 LEAST = 5  # slopes that show anything: the first two after a change were chosen for agreeing
 TRIMMED = 7  # slopes from which on the least and the greatest one count for less
 GROUPS = 4  # sizes of messages that one iteration contributes
-CHANCE = 1e-5  # of a healthy link to be taken for a thin one, per iteration
-STILL = 0.01  # the same, of one that was known to be thin until then
+CHANCE = 1e-5  # per iteration, that a healthy link is taken for a thin one
+STILL = 0.01  # the same, for a link that was known to be thin until then
 
 
 class Sample(NamedTuple):
-    """Messages of one iteration that have about one size: how many seconds they took."""
+    """A sample holds the seconds that messages of about one size took in one iteration."""
 
     nbytes: float
     seconds: float
 
 
 class Fit(NamedTuple):
-    """What a link takes: `delay` seconds, and `per_byte` seconds for each byte.
+    """A fit describes what a link takes: `delay` seconds, and `per_byte` seconds for each byte.
 
-    `mean`, `error`: of so many `slopes`, trimmed, and its standard error, which has so many
+    `mean`: the trimmed mean of so many `slopes`; `error`: its standard error, which has so many
     degrees of `freedom`.
     """
 
@@ -53,12 +53,12 @@ class Fit(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether the link is known to take longer for more bytes."""
+        """True where the link certainly takes longer for more bytes."""
         return self._beyond(CHANCE)
 
     @property
     def likely(self) -> bool:
-        """Whether a link that was known to do so still seems to."""
+        """True where a link that took longer for more bytes probably still does."""
         return self._beyond(STILL)
 
     def _beyond(self, chance: float) -> bool:
@@ -66,40 +66,40 @@ class Fit(NamedTuple):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second; infinite where more bytes are not known to take longer."""
+        """The bytes per second; infinite where more bytes are not known to take longer."""
         return 1 / self.per_byte if self.sure and self.per_byte > 0 else math.inf
 
 
 class LinkFit:
-    """Of one directed link, from the last WINDOW iterations that have had several sizes."""
+    """A link fit uses one directed link's last WINDOW iterations with several message sizes."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[tuple[Sample, ...], float]] = deque(maxlen=WINDOW)
         self._fit: Fit | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Take one iteration's `samples`; what is no finite number of at least 0 is left out."""
+        """Take one iteration's `samples`; leave out impossible bytes and infinite seconds."""
         row = tuple(
             s for s in samples if 0 <= s.nbytes < math.inf and -math.inf < s.seconds < math.inf
         )
         if (slope := slope_of(row)) is not None:
             self._recent.append((row, slope))
             self._forget()
-            # Here, and not where it is asked for, which a plan does several times per iteration.
+            # Here, and not in `fit`, which a plan calls several times per iteration.
             self._fit = fit_rows(self._recent)
 
     def fit(self) -> Fit | None:
-        """What the link takes now; None before there are messages of two sizes.
+        """Return the fit of what the link takes now; None before there are messages of two sizes.
 
-        Seconds are never negative, but the clocks of two hosts may differ: then the delay of the
-        fit, and nothing else in it, contains the difference.
+        If the clocks of two hosts differ, the difference is in the delay of the fit, and in nothing
+        else of it; so a delay may be negative.
         """
         return self._fit
 
     def _forget(self) -> None:
-        """Leave out what was before a change: the last two slopes agree, and differ by half.
+        """Drop iterations before a change: the last two slopes differ from them by half, and agree.
 
-        What they differ by from each other is little, compared with the change.
+        They agree if they differ from each other by less than a quarter of the change.
         """
         if len(self._recent) < 3:
             return
@@ -112,7 +112,7 @@ class LinkFit:
 
 
 def slope_of(samples: Sequence[Sample]) -> float | None:
-    """Seconds per byte of `samples` of one iteration; None where they have one size."""
+    """Return the seconds per byte of one iteration's `samples`; None where they have one size."""
     slopes = [
         ((b.seconds - a.seconds) / (b.nbytes - a.nbytes), abs(b.nbytes - a.nbytes))
         for i, a in enumerate(samples)
@@ -123,7 +123,7 @@ def slope_of(samples: Sequence[Sample]) -> float | None:
 
 
 def fit_rows(rows: Sequence[tuple[Sequence[Sample], float]]) -> Fit:
-    """What iterations show together: `rows` of their samples and slope, at least one."""
+    """Fit iterations together: `rows` of the samples and the slope of each, at least one."""
     slopes = sorted(slope for _, slope in rows)
     per_byte = max(0.0, median(slopes))
     delay = median(s.seconds - per_byte * s.nbytes for row, _ in rows for s in row)
@@ -138,7 +138,7 @@ def fit_rows(rows: Sequence[tuple[Sequence[Sample], float]]) -> Fit:
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """Of `values`, each with its weight."""
+    """Return the weighted median of `values`, each given with its weight."""
     half, seen = sum(weight for _, weight in values) / 2, 0.0
     ordered = sorted(values)
     for value, weight in ordered:
@@ -149,9 +149,10 @@ def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
 
 
 class Transfer(NamedTuple):
-    """A message by itself: its `stamps`, and the `seconds` that it would take on an idle link.
+    """A transfer holds a message's `stamps`, and the `seconds` it would take on an idle link.
 
-    `waited`: for its receive, for an unknown time. `queued`: behind the message before.
+    `waited`: True where it waited for its receive, for an unknown time. `queued`: True where it
+    queued behind the message before.
     """
 
     stamps: Stamps
@@ -161,11 +162,10 @@ class Transfer(NamedTuple):
 
 
 def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
-    """Seconds of messages of one link without what they have queued, in the order they came in.
+    """Return one link's messages with their seconds without queueing, in order of arrival.
 
-    A link puts out one message after another, so a message that was sent while the one before was
-    still leaving has only kept it busy since then. Every clock difference but that in `transit`
-    cancels.
+    A link puts out one message after another: one that was sent while another was still leaving
+    kept the link busy only from then on. Every clock difference but that in `transit` cancels.
 
     Args:
         messages: of one iteration.
@@ -185,14 +185,14 @@ def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
 def transmissions(
     messages: Iterable[Stamps], transit: float, quantile: float = 0.5
 ) -> list[Sample]:
-    """Seconds that messages of one link kept it busy, by size; see `by_themselves`.
+    """Return the seconds that messages of one link kept it busy, by size; see `by_themselves`.
 
     Args:
         messages, transit: as there.
-        quantile: of the messages of one size; the lower quartile where processes wait for a core.
+        quantile: of messages of one size; the lower quartile where processes wait for a core.
 
     Returns:
-        A sample for each of GROUPS sizes at most.
+        One sample per size; per group of sizes where there are more than GROUPS.
     """
     each = by_themselves(messages, transit)
     each = [one for one in each if not one.waited] or each
@@ -211,5 +211,5 @@ def transmissions(
 
 
 def _quantile(values: Sequence[float], quantile: float) -> float:
-    """Of `values`; between two of them for the middle of an even number."""
+    """Return the `quantile` of `values`; 0.5 may lie between two of them."""
     return median(values) if quantile == 0.5 else sorted(values)[int(len(values) * quantile)]

@@ -3,7 +3,7 @@
 A small one shows the delay of a link. While Megatron's own messages are in use, none of ours shows
 what our engine makes of its bandwidth, so now and then one is as large as those of the pipeline.
 
-Probes that fail end alone: the bandwidth of such a link is not known any more.
+A failure ends only the probes of one link, whose bandwidth is then not known any more.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 NBYTES = 8
-AHEAD = 8  # receives that stand posted: of a very slow link several probes are under way
+AHEAD = 8  # receives posted in advance: on a very slow link several probes are under way
 KEPT = 64  # sends whose works are kept, and calls after which a probe is lost
 TAGS = 1 << 30  # of the small ones; those of the large ones follow
 SHARE = 0.01  # of a link's bytes that large ones may take, ...
-FIRST = 5  # ... but for so many at the beginning, which fewer make up for afterwards
+FIRST = 5  # ... except the first ones, after which fewer are sent to make up for them
 
 
 @dataclass
@@ -38,14 +38,14 @@ class _Neighbour:
 
 
 class LinkProbes:
-    """Of one worker. All workers call `exchange` equally often.
+    """A prober measures the links of one worker. All workers call `exchange` equally often.
 
     Args:
         transport: for messages in the host's memory; `close` closes it.
         neighbours: workers to measure the links with, in both directions.
-        nbytes: of a large one, what a message of the pipeline has; 0: there are none.
+        nbytes: bytes of a large probe, as of a message of the pipeline; 0: there are none.
 
-    `faults`: of neighbours that are not measured any more, why.
+    `faults`: by neighbour that is not measured any more, why.
     """
 
     def __init__(self, transport: Transport, neighbours: Sequence[int], nbytes: int = 0) -> None:
@@ -67,9 +67,8 @@ class LinkProbes:
     def exchange(self, messages: float = 0.0) -> None:
         """Send a small one to each neighbour, and a large one where that is due.
 
-        `messages`: of the pipeline that an iteration sends over each of these links, by other ways
-        than ours; 0: those of the pipeline are ours, and large enough, or it is not the first call
-        in this iteration.
+        `messages`: how many messages an iteration sends over each of these links by Megatron's own
+        ways; 0 where they are ours, which are large enough, or after an iteration's first call.
         """
         for worker, neighbour in self._neighbours.items():
             self._each(worker, self._send, NBYTES, neighbour.sent % TAGS)
@@ -87,7 +86,7 @@ class LinkProbes:
             neighbour.large_sent += 1
 
     def take(self) -> list[tuple[int, Stamps]]:
-        """What has come since the last call, with its source."""
+        """Return source and stamps of each probe that has come since the last call."""
         found: list[tuple[int, Stamps]] = []
         for worker in self._neighbours:
             self._each(worker, self._take, found)
@@ -98,7 +97,7 @@ class LinkProbes:
         self._transport.close()
 
     def _each(self, stage: int, call: Callable[..., None], *args: Any) -> None:
-        """`call(stage, *args)`, whose errors end the probes of this neighbour alone."""
+        """Run `call(stage, *args)`, whose PeerLost ends the probes of this neighbour alone."""
         if stage not in self.faults:
             try:
                 call(stage, *args)

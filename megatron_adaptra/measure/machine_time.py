@@ -1,4 +1,4 @@
-"""How much all cores of a machine have computed, from /proc/stat."""
+"""The CPU time of all cores of a machine, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTED = 8  # what runs in guests, behind these, is in user time already
 
 
 class MachineTime(NamedTuple):
-    """CPU seconds of all cores since the machine has started: all, not idle, and stolen."""
+    """A machine time holds CPU seconds of all cores since boot: all, not idle, and stolen."""
 
     total: float
     busy: float
@@ -23,7 +23,7 @@ class MachineTime(NamedTuple):
 
     @classmethod
     def now(cls) -> MachineTime | None:
-        """None where the system does not report it."""
+        """Return the present time; None where the system does not report it."""
         try:
             line = _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
             ticks = [int(word) for word in line[:_COUNTED]]

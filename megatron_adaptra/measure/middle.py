@@ -1,4 +1,4 @@
-"""The middle of samples, and how far they are from it, whatever a few outliers are."""
+"""The middle and the spread of samples, which a few outliers do not change much."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NORMAL = 1.4826  # the standard deviation of a normal distribution, by its medi
 
 
 def middle_of(samples: Collection[float]) -> tuple[float, float]:
-    """The median of `samples`, and the standard deviation by their median deviation from it.
+    """Return the median of `samples` and their standard deviation, from their median deviation.
 
     Raises statistics.StatisticsError where there are none.
     """
@@ -22,7 +22,7 @@ def middle_of(samples: Collection[float]) -> tuple[float, float]:
 
 
 def medians(samples: Floats) -> Floats:
-    """Along the last axis, the median of what is not nan; nan where all of it is."""
+    """Return medians along the last axis, without nan; nan where all samples are nan."""
     rows = np.sort(samples, axis=-1)  # nan comes last
     count = np.count_nonzero(~np.isnan(rows), axis=-1, keepdims=True)
     low, high = (np.take_along_axis(rows, i // 2, axis=-1) for i in (count - 1, count))

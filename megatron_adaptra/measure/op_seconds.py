@@ -1,4 +1,4 @@
-"""What ops cost: of each stage the recent seconds, also of ops that did not run lately."""
+"""The recent seconds of each stage's ops, also of ops that did not run lately."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from megatron_adaptra.measure.report import StageReport
 
 WINDOW = 5  # iterations over which op seconds are taken
-LIMITS = 0.9, 1.25  # of a correction
+LIMITS = 0.9, 1.25  # of a correction's factor
 
 
 class OpSeconds(NamedTuple):
-    """Seconds that one microbatch takes on one stage."""
+    """An OpSeconds holds the seconds that the ops of one microbatch take on one stage."""
 
     forward: float
     backward: float  # in one piece
@@ -24,7 +24,7 @@ class OpSeconds(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What ops cost that need not run: the halves as shares of a backward, R of a forward."""
+    """A set of shares gives the cost of halves relative to a backward, of R to a forward."""
 
     backward_input: float = 0.5
     backward_weight: float = 0.5
@@ -32,9 +32,9 @@ class Shares(NamedTuple):
 
 
 class StageOps:
-    """Of one stage.
+    """A StageOps keeps the op seconds of one stage in the last iterations.
 
-    `cores`: see Conditions; where there are some, CPU seconds count. `chunks`: of the stage.
+    `cores`: see Conditions; where they are given, CPU seconds count. `chunks`: of the stage.
     """
 
     def __init__(self, cores: float | None, chunks: int) -> None:
@@ -56,16 +56,16 @@ class StageOps:
 
     @property
     def known(self) -> bool:
-        """Whether there has been a report."""
+        """True once a report of a microbatch has been taken."""
         return bool(self._seconds)
 
     def seconds(self) -> OpSeconds:
-        """The medians of the last iterations."""
+        """Return the medians of the last iterations."""
         return OpSeconds(*_medians(self._seconds))
 
 
 class Correction:
-    """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
+    """A correction scales op seconds: cores and caches are shared in ways not modelled."""
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=WINDOW)
@@ -77,13 +77,13 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """By the median of the last iterations, within limits."""
+        """The median of measured over predicted seconds, within LIMITS; 1 before there are any."""
         least, most = LIMITS
         return min(max(median(self._ratios), least), most) if self._ratios else 1.0
 
 
 def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:
-    """From a report of an iteration; as they were `before` for what did not run in it."""
+    """Return the shares by one iteration's `seconds`; those `before` for ops that did not run."""
     half, rest, again = before
     if "I" in seconds and (both := seconds["I"] + seconds["W"]) > 0:
         whole = seconds.get("B", 0.0) or both / (half + rest or 1.0)
@@ -94,7 +94,7 @@ def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:
 
 
 def _op_seconds(seconds: Mapping[str, float], scale: float, shares: Shares) -> OpSeconds:
-    """What a report says of the ops that ran, and what that means for the others."""
+    """Return the `seconds` of ops that ran, and by `shares` those of the others; all by `scale`."""
     forward, whole = seconds["F"], seconds.get("B", 0.0)
     half, rest = shares.backward_input * whole, shares.backward_weight * whole
     if "I" in seconds:

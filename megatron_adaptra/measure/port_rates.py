@@ -1,9 +1,9 @@
-"""What the ports of a group's ranks pass, and which paths between them pass less.
+"""The rates of the ports of a group's ranks, and of paths between them that pass less.
 
-What is measured is a path: at most what the sender's port passes, what the receiver's does, and
-what lies between. A port passes at least what its fastest path does. So a port is slow whose paths
-are slow all together, and a path is where both its ports do better on others. Of two ranks a path
-counts as its ports.
+Paths are what is measured. A path passes at most what its sender's port, its receiver's port and
+the network between them pass; a port passes at least what its fastest path does. So a port is slow
+if all its paths are slow, and a path is slow if both its ports do better on others. Of two ranks a
+slow path counts as slow ports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_adaptra.sim.ports import Ports
 
 WINDOW = 5  # iterations, of whose rates the median counts
 FEWEST = 3  # iterations before a path counts at all
-_SPREADS = 4.0  # so many of them below the middle a path is slow: one of 30,000 by chance
+_SPREADS = 4.0  # below the middle, from which on a path is slow: one of 30,000 by chance
 _LEAST, _MOST = 1.0, 1e15  # bytes per second that a path may pass; others are nonsense
 SIDES = "sends", "receives"
 # One of SIDES and its rank, or "path" and its ends: bytes per second; inf: as much as its ports.
@@ -30,7 +30,7 @@ _Key = tuple[str, tuple[int, ...]]
 
 
 class PortRates:
-    """Ranks 0 to `ranks` - 1, each with a port. Raises BadInput for fewer than two."""
+    """A PortRates measures the ports of so many `ranks`. Raises BadInput for fewer than two."""
 
     def __init__(self, ranks: int) -> None:
         if ranks < 2:
@@ -43,10 +43,10 @@ class PortRates:
         self._changed: dict[_Key, float] | None = None  # what `_now` has found; None: to be found
 
     def update(self, rates: Mapping[Pair, float]) -> bool:
-        """Take what paths were measured to pass; whether a port or path is not as planned for.
+        """Take `rates` of paths; return whether a port or path is not as planned for.
 
         `rates`: by source and target, bytes per second of a path with both its ports to itself.
-        Paths of ranks that there are not, and rates that no path has, are left out.
+        Paths of unknown ranks, and impossible rates, are left out.
         """
         ranks = range(self.ranks)
         for way, rate in rates.items():
@@ -57,7 +57,7 @@ class PortRates:
 
     @property
     def known(self) -> bool:
-        """Whether each rank's port has been measured both ways."""
+        """True once each rank's port has been measured both ways."""
         return all(len(ranks) == self.ranks for ranks in self._ends)
 
     def _take(self, way: Pair, rate: float) -> None:
@@ -70,7 +70,7 @@ class PortRates:
             self._changed = None
 
     def ports(self, delay: float = 0.0, cost: float = 0.0, turn: float = math.inf) -> Ports:
-        """The ports, and paths that pass less than both their ports.
+        """Return the ports, and paths that pass less than both their ports.
 
         Ports whose rates differ by less than RELATIVE from the middle one are taken to be equal.
 
@@ -88,9 +88,9 @@ class PortRates:
         return Ports(out, into, delay, cost, turn, slow)
 
     def changes(self) -> list[str]:
-        """What has changed since the last `accept`, in words for a decision.
+        """Describe the changes since the last `accept`, in words for a decision.
 
-        Of what was not known before, what differs from the other ports.
+        A port that was not known before counts only if it differs from the other ports.
         """
         found = []
         now = self._now()
@@ -111,12 +111,12 @@ class PortRates:
         return found
 
     def accept(self) -> None:
-        """The ports and paths are planned for as they are now."""
+        """Note that the plan in force is made for the ports and paths as they are now."""
         self._planned |= self._now()
         self._changed = None
 
     def _now(self) -> dict[_Key, float]:
-        """What is not as planned for: what differs by less than RELATIVE counts as before."""
+        """Return the rates that differ from those planned for, by more than RELATIVE of them."""
         if self._changed is None:  # most iterations measure no path
             self._changed = self._find()
         return self._changed
@@ -147,10 +147,10 @@ def _differ(rate: float, planned: float | None) -> bool:
 
 
 def _ordinary(shares: Sequence[float]) -> float:
-    """The least share of its ports that a path passes which is not slow.
+    """Return the least share of its ports' rate that a path passes without being slow.
 
-    A port counts as its fastest path, so that of many paths most seem to pass less than their
-    ports, and the slowest of them much less: not if others differ by as much.
+    A port's rate is that of its fastest path, so that of many paths most seem to pass less than
+    their ports, and a few much less. A path is slow only if it passes less than this spread allows.
     """
     middle, spread = middle_of(shares)
     return min(1 - RELATIVE, middle - _SPREADS * spread)

@@ -1,4 +1,4 @@
-"""Notes what a stage does in an iteration, as it does it."""
+"""The probe of a stage, which notes what the stage does in an iteration while it does it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationR
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
-UNREAD = 32  # halves of iterations whose times may be unknown
+UNREAD = 32  # halves of iterations whose times may still be unknown
 # An op, its start and its end, and what is known of it at once, as in an OpTime from `cpu` on.
 _Marks = tuple[Op, Mark, Mark, float, float, float, float | None, float]
 
 
 class Probe:
-    """Collects one IterationRecord of `stage` after another; cheap enough to be always on.
+    """A probe collects one IterationRecord of `stage` after another; cheap enough to be always on.
 
-    `clock`: of what runs the ops. A device has run them only later: `read` gives the records whose
-    times are known by now.
+    `clock`: of the device that runs the ops. A GPU runs them later than they are launched:
+    `read` fills in the times that are known by now.
     """
 
     def __init__(self, stage: int, clock: Device = HOST) -> None:
@@ -33,8 +33,8 @@ class Probe:
         self._marks: list[_Marks] = []
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
-        self._cpu = _no_seconds if clock.behind else time.thread_time  # that run the ops
-        self._core_wait = CoreWait()  # opens nothing before it is asked
+        self._cpu = _no_seconds if clock.behind else time.thread_time  # of the thread
+        self._core_wait = CoreWait()  # opens nothing before its first call
         self._queued = _not_known if clock.behind else self._core_wait
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
@@ -44,11 +44,11 @@ class Probe:
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
     def close(self) -> None:
-        """Close what is open, on the thread that has run the ops."""
+        """Close the open file; to be called on the thread that has run the ops."""
         self._core_wait.close()
 
     def begin(self, iteration: int, stock: bool = False) -> None:
-        """Start the record of `iteration`; `stock`: over Megatron's own messages."""
+        """Start the record of `iteration`; `stock`: True where it uses Megatron's own messages."""
         self.record = IterationRecord(self.stage, iteration, stock=stock)
         self._marks = []
         self._process = time.process_time()
@@ -57,16 +57,16 @@ class Probe:
         self._begin = self._mark()
 
     def op_begins(self) -> None:
-        """An op starts."""
+        """Note that an op starts."""
         self._start, self._op_cpu, self._op_queued = self._mark(), self._cpu(), self._queued()
         self._waited = 0.0
 
     def waited(self, seconds: float) -> None:
-        """The op under way has waited for other replicas for so many `seconds`."""
+        """Note that the op under way has waited for other replicas for so many `seconds`."""
         self._waited += seconds
 
     def op_ends(self, op: Op) -> None:
-        """The op that has started is over, and was this one."""
+        """Note that the op that has started is over, and was `op`."""
         cpu, queued, before = self._cpu() - self._op_cpu, self._queued(), self._op_queued
         if queued is not None:
             queued = None if before is None else queued - before
@@ -76,43 +76,43 @@ class Probe:
         self._asked = 0.0
 
     def asks(self) -> None:
-        """Megatron calls for messages, with which it waits for others.
+        """Note that Megatron calls for messages, and so waits for other stages.
 
-        The last call before an op is the one that brings what the op needs: others have waited for
-        what was sent, over another link.
+        The last call before an op is the one that brings what the op needs; earlier ones waited
+        only for sends, over another link.
         """
         self._asked = time.monotonic()
 
     def answered(self) -> None:
-        """It has them, or a device's stream waits for them."""
+        """Note that Megatron has its messages, or that a device's stream waits for them."""
         self._answered = time.monotonic()
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
-        """A message from stage `source`, made by `op` there, was taken."""
+        """Note that a message from stage `source`, made by `op` there, was taken."""
         self.record.messages.append((source, op, stamps))
 
     def holds(self, memory: Memory | None) -> None:
-        """What activations have taken in this iteration."""
+        """Note the memory that activations have taken in this iteration."""
         self.record.memory = memory
 
     def spoilt(self, why: str) -> None:
-        """The record says nothing, because of `why`."""
+        """Mark the record as unusable because of `why`; the first reason stays."""
         self.record.unusable = self.record.unusable or why
 
     def pipeline_ends(self) -> IterationRecord:
-        """The last op is over, and the step follows; the record, whose end is still to come."""
+        """Note that the last op is over; return the record, whose step is still to come."""
         self.record.cpu = time.process_time() - self._process
         self._over = self._marks[-1][2].recorded if self._marks else self._begin.recorded
         self._later(partial(_read_ops, self.record, self._begin, self._marks))
         return self.record
 
     def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
-        """The step is over; of `collectives` those after the last op belong to it."""
+        """Note that the step is over; those of `collectives` after the last op belong to it."""
         self.record.collectives = [c for c in collectives if c.start >= self._over]
         self._later(partial(_read_end, self.record, self.clock.mark()))
 
     def read(self) -> None:
-        """Fill in what is known by now. On any one thread; nothing waits.
+        """Fill in the times that are known by now, without waiting; on any one thread.
 
         A record has its ops when it has a `begin`, and its step when it has an `end`.
         """
@@ -129,12 +129,12 @@ class Probe:
 
 
 def _no_seconds() -> float:
-    """Of a device's ops: to ask the kernel takes as long as to launch one of them."""
+    """Return 0 for an op of a device: asking the kernel takes as long as launching the op."""
     return 0.0
 
 
 def _not_known() -> None:
-    """Of a device's ops: what its host waits for is none of theirs."""
+    """Return None for an op of a device: the host's wait for a core is not the op's."""
 
 
 def _read_ops(
@@ -142,7 +142,7 @@ def _read_ops(
     begin: Mark,
     marks: Sequence[_Marks],
 ) -> bool:
-    """Fill in what happened from `begin` on, once all of it is known; then True."""
+    """Fill in the ops since `begin` and return True; False while their times are not known."""
     if marks and _to_come(marks[-1][2]):
         return False
     at = begin.at()
@@ -174,5 +174,5 @@ def _read_end(record: IterationRecord, end: Mark) -> bool:
 
 
 def _to_come(mark: Mark) -> bool:
-    """Whether it has no moment yet. One that will never have any holds up nobody."""
+    """Return whether the moment of `mark` is still to come, which it never is after a fault."""
     return mark.at() is None and not mark.fault

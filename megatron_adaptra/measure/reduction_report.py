@@ -1,4 +1,4 @@
-"""What one rank of a data-parallel group reports of one reduction of gradients."""
+"""The report of one rank of a data-parallel group on one reduction of gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ VERSION = 4
 
 @dataclass(frozen=True)
 class ReductionReport:
-    """Seconds everywhere; ranks are those of the group, from 0.
+    """A reduction report holds one rank's seconds; ranks are those of the group, from 0.
 
     `seen`: by rank, how much later than this one its first gradients were ready, with what its
-    message took; below 0 for earlier ones. `rates`: bytes per second that the path from a rank was
-    measured to pass, where it was. `nbytes`: of all gradients. `seconds`: from when the first ones
-    were ready here to the end; `period`: from the same moment of the iteration before; `between`:
-    from the end of that one's reduction. None where that is not known.
+    message took; below 0 for earlier ones. `rates`: by rank, bytes per second that the path from it
+    was measured to pass, where it was. `nbytes`: bytes of all gradients. `seconds`: from the moment
+    when the first gradients were ready here to the end of the reduction; `period`: to that moment
+    from the same one of the iteration before; `between`: to that moment from the end of the
+    reduction before. The three are None where they are not known.
     """
 
     rank: int
@@ -35,19 +36,19 @@ class ReductionReport:
 
     @property
     def sender(self) -> int:
-        """Its rank."""
+        """The rank that reports."""
         return self.rank
 
     @property
     def exposed(self) -> float | None:
-        """Seconds that its end comes after its last gradients; None where that is not known."""
+        """The seconds from its last gradients to its end; None where that is not known."""
         return None if self.seconds is None else max(0.0, self.seconds - self.buffers.overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """An object for json.dump, which `from_json` reads."""
+        """Return an object for json.dump, which `from_json` reads."""
         return {"version": VERSION, **vars(self), "buffers": vars(self.buffers)}
 
     @classmethod
     def from_json(cls, data: object) -> ReductionReport:
-        """What `to_json` has made of a report: `data`. BadMessage as for StageReport."""
+        """Return the report of which `to_json` made `data`. Raises BadMessage, as StageReport."""
         return read_report(cls, data, VERSION)

@@ -1,4 +1,4 @@
-"""From the reports of all workers of several replicas to ReplicaConditions."""
+"""The estimator of several replicas: from all workers' reports to ReplicaConditions."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 STALE = 1000  # iterations after which a cross path has to be measured anew
-_MOST = 1e15  # seconds, bytes or moments; what is more is nonsense
+_MOST = 1e15  # seconds, bytes or moments; more is nonsense
 _BY_SOURCE = ("delay", "delay_p25", "transit", "ahead", "probed", "through", "busy")
 
 
 class Changed(NamedTuple):
-    """What is no longer as it is planned for: paths between workers, and workers."""
+    """A change lists the paths between workers, and the workers, that are not as planned for."""
 
     paths: list[Path]
     workers: list[int]
 
     @property
     def any(self) -> bool:
-        """Whether there is something."""
+        """True where there is a path or a worker."""
         return bool(self.paths or self.workers)
 
 
 class _Costs(NamedTuple):
-    """What ops take.
+    """A set of costs holds what ops take.
 
-    `ops`: by stage, on a healthy worker. `slow`: how many times as long others take. `cores`,
-    `core_share`: see Conditions. `shares_of_slow`: of slow workers.
+    `ops`: by stage, on a healthy worker. `slow`: by slow worker, how many times as long they take.
+    `cores`, `core_share`: see Conditions. `shares_of_slow`: by slow worker, its core share.
     """
 
     ops: list[OpSeconds]
@@ -54,22 +54,22 @@ class _Costs(NamedTuple):
 
 
 class ReplicaEstimator:
-    """What is known of all workers, numbered as in `ir.routes`.
+    """An estimator learns the costs of all workers, numbered as in `ir.routes`, and their links.
 
     Reports name the sources of messages by these numbers, too. The links of each replica's own
     pipeline are measured whether they carry messages or only probes; a *cross path*, between
     workers of two replicas, from the first message or probe on. Until then it counts as healthy,
     and as not proven.
 
-    Op seconds are by the wall clock. Where all workers share the cores of one machine, which counts
-    what threads queue for a core, they are those on a core of its own (see `CoreUse`), and the
-    conditions have the cores. On several machines what sharing costs is in those seconds, as long
-    as others run as much as they do now.
+    Op seconds are by the wall clock. Where all workers share the cores of one machine that counts
+    how long threads queue for a core, they are those on a core of one's own (see `CoreUse`), and
+    the conditions have the cores. On several machines the seconds contain what sharing costs, which
+    is right as long as others run as much as they do now.
 
     Args:
-        estimators: of each replica, alike in all but hosts.
+        estimators: one of each replica, alike in all but hosts.
 
-    `slow_workers`, `correction`: see there.
+    `slow_workers`: see SlowWorkers; `correction`: see Correction.
 
     Raises:
         BadInput: there are fewer than two, they differ, or have virtual stages.
@@ -101,11 +101,11 @@ class ReplicaEstimator:
         cores = first.cores if len(set(hosts)) == 1 else None
         self._cores = cores if cores is not None and cores < self.stages else None
         self._updates = 0
-        self._seen: dict[Path, int] = {}  # of cross paths the last update with a sample
+        self._seen: dict[Path, int] = {}  # by cross path, the last update with a sample
         self._lost: set[Path] = set()
 
     def usable(self, reports: Mapping[int, StageReport]) -> dict[int, StageReport]:
-        """Of the `reports`, by worker, those that can be true."""
+        """Return those of the `reports`, by worker, whose values are possible."""
         return {w: report for w, report in reports.items() if self._can_be(w, report)}
 
     def _can_be(self, worker: int, report: StageReport) -> bool:
@@ -123,10 +123,10 @@ class ReplicaEstimator:
         )
 
     def update(self, reports: Mapping[int, StageReport]) -> Changed:
-        """Take one iteration; what has changed for good.
+        """Take one iteration; return what has changed for good.
 
         Args:
-            reports: by worker, such as are `usable`. Some may be missing.
+            reports: by worker, only `usable` ones. Some may be missing.
         """
         for worker, report in reports.items():
             self._ops[worker].update(report)
@@ -146,7 +146,7 @@ class ReplicaEstimator:
         return Changed(paths, self.slow_workers.update(self._on_own_cores(reports)))
 
     def _on_own_cores(self, reports: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
-        """The `reports` without what workers keep from each other, where they share cores."""
+        """Return `reports` without the waits for each other of workers that share cores."""
         ran = {worker: report for worker, report in reports.items() if "F" in report.wall}
         shares = [share for share in map(queue_share, ran.values()) if share is not None]
         if self._cores is None or len(shares) < max(1, len(ran)):
@@ -172,7 +172,7 @@ class ReplicaEstimator:
         return self._cross.update(rows, self.stage_seconds()) if rows else []
 
     def _own(self, reports: Mapping[int, StageReport], replica: int) -> list[StageReport]:
-        """The reports of one replica, with sources and ops as those of a single pipeline."""
+        """Return one replica's reports, with sources and ops as those of a single pipeline."""
         first = replica * self.stages
         stages = {first + stage: stage for stage in range(self.stages)}
         rows = []
@@ -185,7 +185,7 @@ class ReplicaEstimator:
         return rows
 
     def _others(self, worker: int) -> list[int]:
-        """The workers of adjacent stages in other replicas."""
+        """Return the workers of adjacent stages in other replicas."""
         replica, stage = divmod(worker, self.stages)
         return [
             other * self.stages + near
@@ -195,7 +195,7 @@ class ReplicaEstimator:
         ]
 
     def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
-        """Whether budgets in bytes now mean other microbatches; `reports` as for `update`."""
+        """Take `reports` as in `update`; return whether they change budgets' microbatches."""
         rows: list[list[StageReport]] = [[] for _ in self.estimators]
         for worker, report in reports.items():
             rows[worker // self.stages].append(report)
@@ -205,32 +205,32 @@ class ReplicaEstimator:
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """Microbatches in flight that each worker may have."""
+        """The microbatches in flight that each worker may have."""
         return tuple(most for one in self.estimators for most in one.budgets)
 
     @property
     def split(self) -> bool:
-        """Whether backwards may run in halves."""
+        """True where backwards may run in halves."""
         return all(one.split for one in self.estimators)
 
     @property
     def unmet(self) -> str:
-        """Why a budget in bytes was given up; "" where none was."""
+        """The reason why a budget in bytes was given up; "" where none was."""
         return next((one.unmet for one in self.estimators if one.unmet), "")
 
     @property
     def known(self) -> bool:
-        """Whether there has been a report of every worker: without there are no conditions."""
+        """True once every worker has reported, which `conditions` needs."""
         return all(ops.known for ops in self._ops) and all(e.known for e in self.estimators)
 
     @property
     def calibrated(self) -> bool:
-        """Whether of every link of a pipeline it is known what is normal."""
+        """True once the normal delay of every link of a pipeline is known."""
         return self.known and all(estimator.calibrated for estimator in self.estimators)
 
     @property
     def charts(self) -> dict[Path, DelayChart]:
-        """Of the seconds that a message takes, by path."""
+        """The charts of the seconds that a message takes, by path."""
         found: dict[Path, DelayChart] = {}
         for replica, estimator in enumerate(self.estimators):
             first = replica * self.stages
@@ -238,37 +238,37 @@ class ReplicaEstimator:
         return found | dict(self._cross.charts)
 
     def stage_seconds(self) -> float:
-        """What one microbatch takes on the slowest worker."""
+        """Return the seconds of one microbatch on the slowest worker."""
         return max(estimator.stage_seconds() for estimator in self.estimators)
 
     def proven(self, path: Path) -> bool:
-        """Whether a `path` has been measured often enough to plan with."""
+        """Return whether a `path` is a pipeline's own, or measured often enough to plan with."""
         chart = self._cross.charts.get(path)
         own = path[0] // self.stages == path[1] // self.stages
         return own or (chart is not None and chart.level is not None)
 
     def unproven(self, schedule: Schedule) -> list[Path]:
-        """The cross paths of a `schedule` that are to be probed before it comes into force."""
+        """Return the cross paths of a `schedule` to be probed before it comes into force."""
         paths = schedule.routes.cross_paths(schedule.microbatches)
         return sorted(path for path in paths if not self.proven(path))
 
     def lost(self, paths: Iterable[Path]) -> None:
-        """Cross `paths` cannot be measured: no plan uses them, until they are."""
+        """Note that cross `paths` cannot be measured: no plan uses them until they are."""
         self._lost |= {path for path in paths if not self.proven(path)}
 
     def forget_lost(self) -> None:
-        """They may be tried again."""
+        """Allow plans to use the `lost` paths again."""
         self._lost.clear()
 
     def accept(self) -> None:
-        """Everything is planned for as it is now."""
+        """Note that the plan in force is made for everything as it is now."""
         for estimator in self.estimators:
             estimator.accept()
         self._cross.accept()
         self.slow_workers.accept()
 
     def slow(self) -> dict[int, float]:
-        """How many times as long as a healthy one slow workers take, as in `conditions`."""
+        """Return, by slow worker, its multiple of a healthy one's seconds, as in `conditions`."""
         return self._costs().slow
 
     def learn(self, predicted: float, measured: float) -> None:
@@ -276,25 +276,25 @@ class ReplicaEstimator:
         self.correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
-        """The same of one over Megatron's own messages: its `predicted` and `measured` seconds."""
+        """Take note of `predicted` and `measured` seconds over Megatron's own messages."""
         for estimator in self.estimators:
             estimator.learn_stock(predicted, measured)
 
     @property
     def stock_extra(self) -> float:
-        """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        """The seconds that an iteration over Megatron's own messages takes beyond the model's."""
         return max(estimator.stock_extra for estimator in self.estimators)
 
     def conditions(self, corrected: bool = True, native: bool = False) -> ReplicaConditions:
-        """What to plan for; only once everything is `known`.
+        """Return what to plan for; only once everything is `known`.
 
-        `corrected`: by `correction`. `native`: stock's messages and step. Seconds of ops and links
-        are those of a healthy worker and link of the stage; who differs stands beside.
+        `corrected`: multiply op seconds by `correction`. `native`: for stock's messages and step.
+        Seconds are those of each stage's healthy workers and links; those that differ are listed.
         """
         each = [one.conditions(False, native) for one in self.estimators]
         costs, scale = self._costs(), self.correction.factor if corrected else 1.0
         ops = [OpSeconds(*(scale * x for x in op)) for op in costs.ops]
-        # The others wait in theirs for the slowest replica, whose own is the shortest.
+        # The slowest replica has the shortest step: the others wait for it in theirs.
         step = min(each, key=lambda one: one.step_seconds)
         links, own = {}, {}
         for pair in each[0].links:
@@ -357,19 +357,19 @@ class ReplicaEstimator:
     def _healthy(
         self, stage: int, factors: Mapping[int, float], seconds: Sequence[OpSeconds]
     ) -> OpSeconds:
-        """What ops of a `stage` take on a healthy worker, of the `seconds` of all workers."""
+        """Return a healthy worker's op seconds in a `stage`, from the `seconds` of all workers."""
         rows = [[x / factors[w] for x in seconds[w]] for w in self._healthy_of(stage, factors)]
         return OpSeconds(*(median(column) for column in zip(*rows, strict=True)))
 
     def _healthy_of(self, stage: int, factors: Mapping[int, float]) -> Sequence[int]:
-        """The workers of a `stage` that are healthy, by their `factors`; all if there is none."""
+        """Return the healthy workers of a `stage`, by their `factors`; all if there is none."""
         line = range(stage, self.workers, self.stages)
         return [worker for worker in line if factors[worker] == 1.0] or line
 
     def _that_differ(
         self, links: Mapping[Path, LinkState], own: Mapping[Path, LinkState]
     ) -> Iterator[tuple[Path, LinkState]]:
-        """Paths, own and proven cross ones, that are other than the links of their stages."""
+        """Yield own and proven cross paths that differ from their stages' links, and lost ones."""
         cross = {path: self._cross.state(path, False) for path in self._cross.charts}
         least = THIN * self.stage_seconds()
         for path, state in {**own, **cross}.items():
@@ -385,9 +385,9 @@ class ReplicaEstimator:
         return state.delay + self.estimators[0].message_bytes / state.bandwidth
 
     def state(self) -> dict[str, float]:
-        """What is planned for, to go on from after a restart: seconds per path, `"0.1>1.2"`.
+        """Return the seconds per path, `"0.1>1.2"`, planned for, to go on from after a restart.
 
-        How slow workers are is known again within a few iterations.
+        The factors of slow workers are measured again within a few iterations.
         """
         levels = {self._name(path): chart.level for path, chart in self.charts.items()}
         return {name: level for name, level in levels.items() if level is not None}
@@ -402,20 +402,20 @@ class ReplicaEstimator:
             self.charts[source, target].resume(level)
 
     def settings(self) -> list[dict[str, Any]]:
-        """What its estimators were made with, for json.dump and `from_settings`."""
+        """Return the arguments of its estimators, for json.dump and `from_settings`."""
         return [one.settings() for one in self.estimators]
 
     @classmethod
     def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
-        """One that has measured nothing yet, made with the `settings()` of another."""
+        """Make an estimator without measurements from the `settings()` of another."""
         return cls([Estimator.from_settings(one) for one in settings])
 
     def delays(self) -> dict[str, float]:
-        """Seconds of every path that is measured now, by `"0.1>1.2"`."""
+        """Return the seconds of every path that is measured now, by `"0.1>1.2"`."""
         return {self._name(path): chart.estimate for path, chart in self.charts.items()}
 
     def alarms(self) -> list[str]:
-        """Paths (`"0.1>1.2"`) and workers (`"1.2"`) whose last sample is out of its chart."""
+        """Return the paths (`"0.1>1.2"`) and workers (`"1.2"`) whose last sample is out."""
         paths = [self._name(path) for path, chart in self.charts.items() if chart.alarm]
         return paths + self.slow_workers.alarms()
 
@@ -426,7 +426,7 @@ class ReplicaEstimator:
 def _of_sources(
     report: StageReport, sources: Iterable[int], names: Mapping[int, int]
 ) -> StageReport:
-    """What a `report` has of messages from these `sources`, by their other `names`."""
+    """Return a `report` with only messages from `sources`, renamed by `names`."""
     wanted = set(sources)
     rows: dict[str, Any] = {
         field: {names.get(k, k): x for k, x in getattr(report, field).items() if k in wanted}
@@ -436,7 +436,7 @@ def _of_sources(
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in a report."""
+    """Yield all numbers in a report's `value`."""
     if isinstance(value, float | int):
         yield value
     elif isinstance(value, Mapping):

@@ -9,11 +9,11 @@ from megatron_adaptra.measure.host_use import HostUse
 
 @dataclass(frozen=True)
 class ReplicaRow:
-    """An `iteration`, which `took` so many seconds from start to start, if that is known.
+    """A row holds one `iteration`, which `took` so many seconds from start to start, if known.
 
-    `microbatches`: by replica, how many it ran. `seconds`: from its first microbatch to the end of
-    its last one, before other replicas are waited for, of the last of its ranks. `uses`: of the
-    host of the one of its ranks that waits most for a core, if any does.
+    `microbatches`: by replica, how many it ran. `seconds`: by replica, from its first microbatch to
+    the end of its last one on its last rank, before other replicas are waited for. `uses`: by
+    replica, of the host of its rank that waits most for a core; None if none does.
     """
 
     iteration: int

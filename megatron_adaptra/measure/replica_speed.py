@@ -1,13 +1,13 @@
-"""How fast each data-parallel replica is, and which replicas are slow for good.
+"""The speed of each data-parallel replica, and the replicas that are slow for good.
 
-A replica reports of each iteration what its microbatches took, and how many there were. Of that,
-some seconds are outside of any microbatch; the rest are as many times those of one microbatch as
-it ran, and as it takes to fill and drain its pipeline.
+In each iteration a replica reports how many microbatches it ran, and the seconds they took. Some
+seconds are outside of any microbatch. The rest are those of one microbatch, times the microbatches
+that it ran plus those whose time it takes to fill and drain its pipeline.
 
 Which replicas are slow is found as for the workers of a stage (measure/slow_workers.py): each
-has the others for a control group, and a chart with a gate and a confirmation. The set of slow
-replicas counts as another one only once it has been so for some iterations. Slowness that moves
-from one replica to another is nobody's.
+has the others for a control group, and a chart with a gate and a confirmation. A new set of slow
+replicas counts only once it has stayed the same for some iterations. Slowness that moves from one
+replica to another is counted for none of them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ HOLDS_ROTATING = 12  # ... and as many where slowness has moved
 ROTATES = 0.15  # share of iterations in which slowness moves: every sixth
 APART = 1.35  # times as long as others in one iteration: slow there, and no noise
 AROUND = 4  # iterations before and after a change of counts, from which seconds outside follow
-PRIOR = 4.0  # squared microbatches by which counts have to differ, so that half of it is believed
+PRIOR = 4.0  # squared difference of counts at which half of what it shows is believed
 MOST_OUTSIDE = 0.9  # of an iteration
 _KIND = "microbatch"
 _LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense
 
 
 class ReplicaSpeeds:
-    """Replicas 0 to `replicas` - 1.
+    """A ReplicaSpeeds finds how fast the replicas 0 to `replicas` - 1 are.
 
     Args:
         replicas: at least 2.
-        fill: how many microbatches' seconds filling and draining a pipeline take beyond those of
-            its microbatches: 0 for one stage, stages - 1 for equal ones.
+        fill: the seconds that it takes to fill and drain a pipeline, in seconds of a microbatch:
+            0 for one stage, stages - 1 for equal ones.
 
     Raises:
         BadInput: too few replicas, or a fill below 0.
@@ -62,14 +62,14 @@ class ReplicaSpeeds:
         self._held = 0
 
     def update(self, samples: Mapping[int, tuple[float, int]]) -> bool:
-        """Take one iteration; whether the slow replicas are others than those planned for.
+        """Take one iteration; return whether the slow replicas are others than planned for.
 
         Args:
             samples: by replica, the seconds that its microbatches took, and how many there were.
-                One may be missing; what no microbatches take is left out.
+                One may be missing; impossible ones are left out.
 
-        It stays true until `accept`, or until all is as before. A replica that is slower or faster
-        than planned for by less than SLOW times is no change.
+        The result stays true until `accept`, or until all is as before. A replica that is slower or
+        faster than planned for by less than SLOW times is no change.
 
         Raises:
             BadInput: there is no such replica.
@@ -86,24 +86,24 @@ class ReplicaSpeeds:
             usual = sorted(each.values())[(len(each) - 1) // 2]
             self._rotation.update({r for r, seconds in each.items() if seconds >= APART * usual})
             if self.replicas == 2:
-                # No majority shows who has changed, as where other programs come and go, and counts
-                # depend on what the two take beside each other: one is fast or the other slow.
+                # No majority shows which one has changed, as where other programs come and go, and
+                # counts depend only on the ratio of the two: one is fast or the other slow.
                 each = {r: seconds / usual for r, seconds in each.items() if len(each) == 2}
             self._workers.take({r: {_KIND: seconds} for r, seconds in each.items()})
         found = {r: factor for r, factor in self._workers.slow().items() if factor >= SLOW}
         self._held = self._held + 1 if self._alike(found, self._found) else 1
         self._found = found
         if self._held >= HOLDS and self._alike(found, self._decided):
-            self._workers.accept()  # also of what is too little to be slow
+            self._workers.accept()  # also changes too small to count as slow
         return self._changed()
 
     def microbatch(self, seconds: float, count: int) -> float:
-        """Seconds of one microbatch of a replica that ran `count` of them in `seconds`."""
+        """Return the seconds of one microbatch of a replica that ran `count` in `seconds`."""
         outside = min(self._outside.seconds, MOST_OUTSIDE * seconds)
         return (seconds - outside) / (count + self._fill)
 
     def _now(self) -> dict[int, float]:
-        """The slow replicas; none while it is another one every few iterations."""
+        """Return the slow replicas; none while another one is slow every few iterations."""
         return {} if self._moves() else self._found
 
     def _moves(self) -> bool:
@@ -115,23 +115,23 @@ class ReplicaSpeeds:
 
     @staticmethod
     def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-        """Whether the same replicas are slow, and about as slow."""
+        """Return whether the same replicas are slow in both, and about as slow."""
         return one.keys() == other.keys() and not any(_differ(one[r], other[r]) for r in one)
 
     @property
     def known(self) -> bool:
-        """Whether each replica has been measured."""
+        """True once each replica has been measured."""
         return all(self._lines)
 
     def slow(self) -> dict[int, float]:
-        """By slow replica, how many times as long as the others it takes, as planned for now.
+        """Return, by slow replica, how many times as long as the others it takes.
 
-        Before `accept` as it was planned for the last time.
+        While a change waits for `accept`, they are the new factors, else those planned for.
         """
         return dict(self._now() if self._changed() else self._decided)
 
     def speeds(self) -> tuple[Speed, ...]:
-        """By replica, what is expected of the next iterations.
+        """Return, by replica, the speed that is expected in the next iterations.
 
         Replicas that are not slow all count as the median of them, so that chance moves nothing.
 
@@ -149,11 +149,11 @@ class ReplicaSpeeds:
         return tuple(Speed(seconds, outside + self._fill * seconds) for seconds in each)
 
     def alarms(self) -> list[int]:
-        """The replicas whose last sample is out of its chart."""
+        """Return the replicas whose last sample is out of its chart."""
         return [r for r, chart in self._workers.charts.items() if chart.alarm]
 
     def changes(self) -> list[str]:
-        """What has changed since the last `accept`, one replica each, in words for a decision."""
+        """Describe the changes since `accept`, one text per replica, in words for a decision."""
         if not self._changed():
             return []
         words, found = [], self._now()
@@ -165,13 +165,13 @@ class ReplicaSpeeds:
         return words
 
     def note(self) -> str | None:
-        """Once, if another replica is slow in each iteration: that nothing is done about it."""
+        """Return, once, a note that nothing helps as slowness moves between replicas; else None."""
         if not self._rotation.to_note():
             return None
         return "another replica is slow in each iteration: each keeps its own microbatches"
 
     def accept(self) -> None:
-        """The replicas are planned for as they are now."""
+        """Note that the plan in force is made for the replicas as they are now."""
         if not self._changed():
             return
         self._decided = dict(self._now())
@@ -180,16 +180,16 @@ class ReplicaSpeeds:
 
 
 def _differ(one: float, other: float) -> bool:
-    """Whether two factors differ by as much as makes a replica slow."""
+    """Return whether two factors differ by at least as much as makes a replica slow."""
     return not 1 / SLOW < one / other < SLOW
 
 
 class Outside:
-    """Seconds of an iteration that do not depend on how many microbatches a replica runs.
+    """An Outside finds the seconds of an iteration that do not depend on its microbatches.
 
-    As long as counts stay these cannot be known. When they change at one speed, m and then n
-    microbatches of p seconds take c + p (m + fill) and c + p (n + fill). All changes of all
-    replicas count, by the square of how far m and n are apart: so much less is c off by chance.
+    As long as counts stay the same, these cannot be known. When a count changes and the speed does
+    not, m and then n microbatches of p seconds take c + p (m + fill) and c + p (n + fill). All
+    changes of all replicas count, weighted by the square of m - n: chance then changes c less.
 
     Args:
         replicas: how many there are.
@@ -205,7 +205,7 @@ class Outside:
 
     @property
     def seconds(self) -> float:
-        """0 as long as nothing is known."""
+        """The seconds outside of microbatches; 0 as long as nothing is known."""
         return max(0.0, self._sum / (self._weight + PRIOR))
 
     def update(self, samples: Mapping[int, tuple[float, int]]) -> None:

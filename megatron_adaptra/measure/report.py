@@ -1,4 +1,4 @@
-"""What one stage reports of one iteration: to the leader, in the record of a run, to a replay.
+"""The report of one stage on one iteration: to the leader, in a run's record, for a replay.
 
 The fields of `StageReport` are the format: `to_json` writes them, and `from_json` reads nothing
 else. A report of another VERSION is refused, never guessed at.
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Memory:
-    """What one iteration's activations took on one stage.
+    """A measurement of memory holds what one iteration's activations took on one stage.
 
     `peak`: microbatches in flight, as they were counted; `peak_bytes`: None where bytes were not
     counted; `per_microbatch`: bytes of one microbatch of all the stage's layers, 0 if not counted;
@@ -40,7 +40,7 @@ class Memory:
 
 
 class Collective(NamedTuple):
-    """A collective of the step: see CollectiveSpan. `seconds`: what it took."""
+    """A collective holds the `seconds` of one in the step; other fields: see CollectiveSpan."""
 
     name: str
     seconds: float
@@ -52,14 +52,14 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What followed the last op of an iteration. `seconds`: of all of it."""
+    """A step records what followed the last op of an iteration. `seconds`: of all of it."""
 
     seconds: float
     collectives: tuple[Collective, ...] = ()
 
 
 class StockOp(NamedTuple):
-    """An op over Megatron's own messages, with the moments of an OpTime. `op`: its text form."""
+    """A stock op holds an op over Megatron's messages; `op`: its text; others: see OpTime."""
 
     op: str
     start: float
@@ -70,22 +70,21 @@ class StockOp(NamedTuple):
 
 @dataclass(frozen=True)
 class StageReport:
-    """Seconds everywhere; by kind of op (`F`), or by the worker that messages came from.
+    """A stage report holds seconds, by kind of op (`F`) or by the worker that messages came from.
 
-    A worker is a number as in `ir.routes`: of a single pipeline, its stage. `stage` is one in any
-    case; who has sent a report shows whose it is.
+    Workers are numbered as in `ir.routes`: those of a single pipeline by their stages. `stage` is
+    always a stage; the sender of a report shows which worker it is of.
 
-    `wall` are medians, `cpu`, `queued` (what threads have waited for a core) and `idle` (neither
-    that nor on one) are means; the last two are empty where they are not known.
-    `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
-    `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages
-    that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`;
-    `port`: what those of several sources show of the port; None where there is one source.
-    `through`: what messages go through here, see Wire. `ops`: where Megatron's own messages were
-    used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
-    the whole of the iteration before this one, which has not ended when it is reported; None where
-    they are not known. `met`: how its ops have met ranks that may be at other ops; "" where they
-    have not.
+    `wall` are medians, `cpu`, `queued` (waiting for a core) and `idle` (neither waiting for one nor
+    on one) are means; the last two are empty where they are not known. `overhead`: CPU seconds of
+    the process per CPU second of its ops. `delay`, `delay_p25`, `transit`, `ahead`, `starved`: see
+    IterationRecord. `probed`: delays of small messages that only measure a link. `busy`: how long
+    larger ones kept the link busy, see `transmissions`; `port`: what those of several sources show
+    of the port; None where there is one source. `through`: what messages go through here, see Wire.
+    `ops`: its ops where Megatron's own messages were used, else None. `memory`: None where nothing
+    was counted. `step`, `seconds`: the step and the whole of the iteration before, since this one
+    has not ended when it is reported; None where they are not known. `met`: how its ops have met
+    ranks that may be at other ops; "" where they have not.
     """
 
     stage: int
@@ -116,14 +115,14 @@ class StageReport:
         return self.stage
 
     def to_json(self) -> dict[str, Any]:
-        """An object for json.dump, which `from_json` reads."""
+        """Return an object for json.dump, which `from_json` reads."""
         # Not `asdict`, which copies every number of every op.
         memory, step = self.memory and vars(self.memory), self.step and vars(self.step)
         return {"version": VERSION, **vars(self), "memory": memory, "step": step}
 
     @classmethod
     def from_json(cls, data: object) -> StageReport:
-        """The report that `to_json` has made `data` of, on its way through JSON.
+        """Return the report of which `to_json` made `data`, which has been through JSON.
 
         Raises BadMessage where a field is missing, unknown or of another type, where a number is
         not finite, and for another version.
@@ -132,7 +131,7 @@ class StageReport:
 
 
 def read_report(cls: type[R], data: object, version: int) -> R:
-    """The object of the dataclass `cls`, of this `version`, that `data` from JSON holds.
+    """Return the object of the dataclass `cls`, of this `version`, that `data` from JSON holds.
 
     Raises BadMessage as StageReport.from_json.
     """
@@ -146,7 +145,7 @@ def read_report(cls: type[R], data: object, version: int) -> R:
 
 @cache
 def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
-    """What makes a value of the type `hint` from what JSON has; `name`: of the value, in errors.
+    """Return a function from JSON's values to the type `hint`; `name`: of the value, in errors.
 
     Made once per type and name: a report of Megatron's own messages has a row per op.
     """
@@ -195,7 +194,7 @@ def _list_of(each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 
 
 def _row(hint: Any, name: str) -> Callable[[Any], Any]:
-    """A NamedTuple, which is a list in JSON."""
+    """Return the reader of a NamedTuple, which is a list in JSON."""
     readers = [_reader(kind, f"{name}.{key}") for key, kind in get_type_hints(hint).items()]
 
     def read(value: Any) -> Any:
@@ -207,7 +206,7 @@ def _row(hint: Any, name: str) -> Callable[[Any], Any]:
 
 
 def _mapping(key: type, each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-    """JSON has text for keys, also where they are numbers."""
+    """Return the reader of a mapping, whose keys are text in JSON even where they are numbers."""
 
     def key_of(found: Any) -> Any:
         if key is int and isinstance(found, str) and found.isascii() and found.isdigit():

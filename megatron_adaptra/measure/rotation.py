@@ -13,10 +13,9 @@ _CALM = 2  # late iterations of ROTATING, from which on it does not move any mor
 
 
 class Rotation:
-    """Whether those that are late are others in each iteration: then they are `rotating`.
+    """A rotation finds out whether lateness moves from one to another: then `rotating` is True.
 
-    `moves`: the share of late iterations, from which on they do, in which others are late than in
-    the one before.
+    `moves`: the least share of late iterations in which none is late that was so in the one before.
     """
 
     def __init__(self, moves: float = MOVES) -> None:
@@ -26,7 +25,7 @@ class Rotation:
         self._noted = False
 
     def update(self, late: Set[int]) -> None:
-        """Take the numbers of those that are `late` in an iteration."""
+        """Take the numbers of the ranks or replicas that are `late` in an iteration."""
         self._late_in.append(late)
         rows = [row for row in self._late_in if row]
         if len(rows) <= _CALM:
@@ -38,7 +37,7 @@ class Rotation:
             self.rotating = self.rotating or rotates
 
     def to_note(self) -> bool:
-        """Whether it has to be noted: once, if it rotates."""
+        """Return whether rotating has to be noted: True only the first time."""
         if not self.rotating or self._noted:
             return False
         self._noted = True

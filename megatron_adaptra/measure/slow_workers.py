@@ -1,12 +1,12 @@
-"""Which workers of several replicas are slow, and how much, by what one microbatch takes each.
+"""Slow workers of several replicas, and by how much, from what one microbatch takes each.
 
 Workers of one stage do the same work, so each has the others for a control group (Greyhound
 compares a group with the median of those in the same position). A worker's own past decides where
-peers alone cannot: of two that differ, the one that has changed is the slow one, and what all of
-them do alike is the stage's. Changes are found with the chart, gate and confirmation of links, and
-have to be confirmed twice in a row, by the same factor: single iterations of a worker take longer
-more often than a message is late, and some of them close together are no slow worker. On a busy
-machine a slow worker's iterations differ by more than that: enough of them in a row count as well.
+peers alone cannot: of two that differ, the one that has changed is the slow one, and a change that
+all of them share is the stage's. Changes are found with the chart, gate and confirmation of links,
+and have to be confirmed twice in a row, by the same factor: single iterations of a worker take
+longer more often than a message is late, and some of them close together are no slow worker. On a
+busy machine a slow worker's factors do not agree: enough slow iterations in a row count as well.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _NOISE = math.log(SLOW) / 2  # a stage that moves by less is followed, but by it
 
 
 class SlowWorkers:
-    """All workers, numbered as in `ir.routes`.
+    """A detector finds slow workers among all, numbered as in `ir.routes`.
 
     Args:
-        stages: of each replica.
+        stages: how many each replica has.
         replicas: at least 2.
 
-    `charts`: by worker, of the logarithm of how many times as long as its peers it takes.
+    `charts`: by worker, a chart of the logarithm of its time relative to its peers'.
 
     Raises:
-        BadInput: too few of them.
+        BadInput: too few stages or replicas.
     """
 
     def __init__(self, stages: int, replicas: int) -> None:
@@ -58,13 +58,13 @@ class SlowWorkers:
         }
         self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
-        self._confirmed: set[int] = set()  # ... and whose were confirmed again
+        self._confirmed: set[int] = set()  # ... and workers whose factors were confirmed again
         self._named: dict[int, float] = {}  # logarithms that are not 0, by the last decision
         self._decided = dict.fromkeys(self.charts, 1.0)
         self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
 
     def update(self, reports: Mapping[int, StageReport]) -> list[int]:
-        """Take one iteration; the workers whose factor is no longer the one planned for.
+        """Take one iteration; return the workers whose factor is not the one planned for.
 
         Args:
             reports: by worker. One whose report is missing, or that ran no microbatch, keeps its
@@ -79,7 +79,7 @@ class SlowWorkers:
         return self.take({worker: report.wall for worker, report in reports.items()})
 
     def take(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Do as `update`, for seconds by kind of work that are no reports': `times`, by worker.
+        """Do as `update`, but for `times`: by worker, seconds by kind of work.
 
         Raises:
             BadInput: there is no such worker.
@@ -120,9 +120,9 @@ class SlowWorkers:
                     self._confirmed.add(worker)
 
     def factors(self) -> dict[int, float]:
-        """By worker, how many times as long as a healthy one of its stage its ops take; 1: healthy.
+        """Return, by worker, how many times a healthy worker's seconds its ops take; 1: healthy.
 
-        The smallest of a stage is not above 1: what all its workers are slow by is the stage's.
+        The smallest of a stage is never above 1: slowness that all workers share is the stage's.
         """
         logs = {worker: self._log(worker) for worker in self.charts}
         found = {}
@@ -132,11 +132,11 @@ class SlowWorkers:
         return found
 
     def slow(self) -> dict[int, float]:
-        """The factors that are not 1, for `ReplicaConditions.slow`."""
+        """Return the factors that are not 1, for `ReplicaConditions.slow`."""
         return {worker: factor for worker, factor in self.factors().items() if factor != 1.0}
 
     def accept(self) -> None:
-        """The workers are planned for as they are now."""
+        """Note that the plan in force is made for the workers as they are now."""
         self._named = {w: log for w in self.charts if (log := self._log(w))}
         for worker in self._confirmed:
             self.charts[worker].accept(_UNIT)
@@ -145,7 +145,7 @@ class SlowWorkers:
         self._decided = self.factors()
 
     def changes(self) -> list[str]:
-        """What has changed since the last `accept`, one worker each, in words for a decision."""
+        """Describe the changes since `accept`, one text per worker, in words for a decision."""
         found = []
         for worker, factor in self.factors().items():
             if _differ(factor, self._decided[worker]):
@@ -153,18 +153,18 @@ class SlowWorkers:
         return found
 
     def alarms(self) -> list[str]:
-        """The workers whose last sample is out of its chart, as `"1.2"`."""
+        """Return the workers whose last sample is out of its chart, as `"1.2"`."""
         return [worker_name(w, self._stages) for w, chart in self.charts.items() if chart.alarm]
 
     def to_try(self) -> list[int]:
-        """Slow workers that nothing has been known of for long: a microbatch shows what they take.
+        """Return slow workers not measured for TRY_AGAIN iterations, which need a microbatch.
 
-        A worker from which a plan has taken all microbatches does not show that it has healed.
+        A worker from which a plan has taken all microbatches cannot show that it has healed.
         """
         return [w for w in sorted(self._named) if self._unmeasured[w] >= TRY_AGAIN]
 
     def _log(self, worker: int) -> float:
-        """The logarithm of its factor: 0 for what is too little to plan for."""
+        """Return the logarithm of a `worker`'s factor; 0 where it is too small to plan for."""
         if worker in self._confirmed:
             return _that_matters(self.charts[worker].estimate)
         chart = self.charts[worker]
@@ -179,7 +179,7 @@ class SlowWorkers:
 
 
 def worker_in_words(worker: int, factor: float, stages: int) -> str:
-    """That a `worker`, of replicas with so many `stages`, takes `factor` times as long as peers."""
+    """Describe that a `worker` takes `factor` times as long as peers; `stages`: of a replica."""
     takes = f"{factor:.1f} times as long as its peers"
     if not _differ(factor, 1.0):
         takes = "as long as its peers again"
@@ -187,13 +187,13 @@ def worker_in_words(worker: int, factor: float, stages: int) -> str:
 
 
 class _Normal:
-    """What ops of one stage take on a healthy worker: of each kind the last seconds."""
+    """A normal holds one stage's op seconds on a healthy worker: the last ones of each kind."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
 
     def times(self, wall: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-        """By worker of `wall`, how many times as long as normally its ops take."""
+        """Return, by worker of `wall`, how many times as long as normally its ops take."""
         seconds = {kind: median(window) for kind, window in self._seconds.items()}
         if not seconds and wall:  # at first they have only each other
             kinds = set.intersection(*(set(row) for row in wall.values()))
@@ -208,7 +208,7 @@ class _Normal:
         return found
 
     def add(self, wall: Mapping[int, Mapping[str, float]], factors: Mapping[int, float]) -> None:
-        """Take an iteration in which workers took `factors` times as long as a healthy one."""
+        """Take the seconds of `wall`, which are `factors` times those of a healthy worker."""
         rows: dict[str, list[float]] = {}
         for worker, factor in factors.items():
             for kind, seconds in wall[worker].items():
@@ -218,10 +218,10 @@ class _Normal:
 
 
 def _middle(moved: Sequence[float], settled: bool) -> float:
-    """By how much all workers of a stage have moved alike, of what each has `moved`.
+    """Return by how much all workers of a stage have moved alike, from what each has `moved`.
 
-    Of two in the middle the one that has moved less, for a stage rather stays as it was; the
-    faster one until they are `settled` and there is a past to compare with.
+    This is the median. Of two in the middle it is the one that has moved less, since a stage rarely
+    changes; the faster one until they are `settled` and have a past to compare with.
     """
     row = sorted(moved)
     low, high = row[(len(row) - 1) // 2], row[len(row) // 2]
@@ -229,10 +229,10 @@ def _middle(moved: Sequence[float], settled: bool) -> float:
 
 
 def _that_matters(log: float) -> float:
-    """The logarithm of a factor, or 0 for one that might as well be 1."""
+    """Return the logarithm of a factor, `log`, or 0 if the factor might as well be 1."""
     return log if _differ(math.exp(log), 1.0) else 0.0
 
 
 def _differ(one: float, other: float) -> bool:
-    """Whether plans for the two factors may differ."""
+    """Return whether plans for the two factors may differ."""
     return abs(math.log(one / other)) >= math.log1p(RELATIVE)

@@ -13,16 +13,16 @@ MUCH = 0.1  # of an iteration
 
 
 class Starvation:
-    """Of the `stages` of a pipeline, the one that waits for its host most."""
+    """A check finds which of so many `stages` of a pipeline waits most for its host."""
 
     def __init__(self, stages: int) -> None:
         self._shares: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._reported = False
 
     def update(self, reports: Sequence[StageReport], seconds: float) -> str:
-        """Take an iteration's `reports`, one per stage; a line for the log, once, else empty.
+        """Take an iteration's `reports`, one per stage; return a line to log, once, else "".
 
-        `seconds`: what an iteration takes.
+        `seconds`: those that an iteration takes.
         """
         for shares, report in zip(self._shares, reports, strict=True):
             shares.append(report.starved / seconds)

@@ -1,4 +1,4 @@
-"""What the step at the end of the next iterations will take, from those of the last ones."""
+"""The forecast of the step at the end of the next iterations, from those of the last ones."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from megatron_adaptra.measure.report import Step
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
 PASSES = 4  # delays of gloo's small all-reduce: there and back, each after a handshake
-LEAST_PASSES = 2  # of any backend's
+LEAST_PASSES = 2  # delays of any backend's all-reduce
 # An all-gather of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but messages between all pairs are more work for CPUs.
 KEEP = 0.8
-SLOWER = 1.5  # times the delay, and what was measured over it says nothing any more
-ONCE = 3  # times the median, and it is not the work of every iteration
+SLOWER = 1.5  # times the delay at which a cost was measured, which from then on means nothing
+ONCE = 3  # times the median; more is not the work of every iteration
 
 
 Delays = Mapping[tuple[int, int], float]  # seconds per directed link
 
 
 class _Cost(NamedTuple):
-    """What an operation took, negative if it was never done, and the slowest link's delay then."""
+    """A cost holds an operation's seconds, below 0 if never done, and the slowest link's delay."""
 
     seconds: float = -1.0
     delay: float = 0.0
 
     def over(self, delay: float, passes: int | None) -> float:
-        """What it takes over such a link, if it crosses it that often, one after the other.
+        """Return the seconds over a link of this `delay`, crossed `passes` times in a row.
 
-        A link is known to be slow some iterations after it is, so seconds may be those of now.
-        Where nobody knows how often, at least there and back, and else in proportion.
+        A link is found to be slow some iterations late, so the last seconds may be those over the
+        slow link. If `passes` is None, a slower link counts there and back, others in proportion.
         """
         if delay > SLOWER * self.delay:
             return max(self.seconds, (passes or LEAST_PASSES) * delay)
@@ -42,9 +42,9 @@ class _Cost(NamedTuple):
 
 
 class StepSyncModel:
-    """Fed with the first stage's steps: the first stage is the last to end its pipeline.
+    """A model forecasts the step from those of the first stage, which ends its pipeline last.
 
-    What stages do together is kept apart from each stage's own work: it depends on the links.
+    What stages do together depends on the links, and is kept apart from each stage's own work.
     `passes`: how often a backend's small all-reduce crosses a slow link; None: not known.
     """
 
@@ -73,32 +73,32 @@ class StepSyncModel:
 
     @property
     def work(self) -> float:
-        """Seconds of a stage's own work.
+        """The seconds of a stage's own work.
 
-        The mean, for only some iterations are logged, of those that did not do something once.
+        This is a mean, as only some iterations are logged, without what was done only once.
         """
         usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
         return sum(usual) / max(1, len(usual))
 
     def sync(self, delays: Delays) -> tuple[float, ...]:
-        """Seconds of each collective over links of such delays, by its faster path.
+        """Return the seconds of collectives over links with these `delays`, by the faster path.
 
-        As many as the iterations had on average, each of the mean length.
+        There are as many as iterations had on average, each of the mean length.
         """
         rows = []
         for row in self._done:
-            # The first stage is the last to get there: what the others say first is there by then.
+            # The first stage comes last: values of the others' first collective are there by then.
             ours = [name for name in row if name not in self._kept]
             awaited = [name for name in ours if self._direct[name].seconds != 0.0]
             rows.append([self._expected(n, delays, n in awaited[1:]) for n in row])
         return _mean(rows)
 
     def native(self, delays: Delays) -> tuple[float, ...]:
-        """The same through the backend alone, as stock Megatron does it."""
+        """Return the seconds of collectives by the backend alone, as in stock Megatron."""
         return _mean([[self._backend(name, delays) for name in row] for row in self._done])
 
     def _slowest(self, name: str, delays: Delays) -> float:
-        """Of the links between those who take part."""
+        """Return the delay of the slowest link between the stages that take part."""
         stages = self._stages[name]
         known = (d for link, d in delays.items() if not stages or stages.issuperset(link))
         return max(known, default=0.0)
@@ -108,9 +108,10 @@ class StepSyncModel:
         return cost.over(delay, self._passes) if cost.seconds >= 0 else 0.0
 
     def _expected(self, name: str, delays: Delays, waits: bool) -> float:
-        """An all-gather of ours takes one delay, or none for a stage that finds all values there.
+        """Return a collective's seconds: by our all-gather or, if that gains little, the backend.
 
-        0 seconds are those of one that nobody waits for.
+        An all-gather of ours takes one delay if the stage `waits`, and none if it finds all values
+        there. 0 seconds are those of one that no stage waits for.
         """
         cost, backend = self._direct[name], self._backend(name, delays)
         if name in self._kept:

@@ -1,4 +1,4 @@
-"""Links as Megatron's own messages see them, which carry no stamps.
+"""The delays of links, from Megatron's own messages, which carry no stamps.
 
 The stages' reports contain when every op ran. The message that an op waited for was sent when its
 producer was over, and had arrived when the op began. (On a device all of that is read from events
@@ -24,18 +24,18 @@ FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
 
 
 def is_stock(reports: Sequence[StageReport]) -> bool:
-    """Whether an iteration, of which these are all `reports`, ran over Megatron's own messages."""
+    """Return whether an iteration with these `reports` ran over Megatron's own messages."""
     return all(report.ops for report in reports)
 
 
 def stock_links(
     reports: Sequence[StageReport], chunks: int
 ) -> tuple[dict[Link, float], dict[Link, float]]:
-    """Delay and transit per link, as an IterationRecord has them, from all stages' `reports`.
+    """Return delay and transit per link, as in an IterationRecord, from all stages' `reports`.
 
     `chunks`: per stage. Where the receiving device was late itself, or its host was late to call
     for the message or to launch the op, only the rest counts. Raises ValueError for what is no op,
-    KeyError for one that nobody has run.
+    KeyError for one that no stage has run.
     """
     stages = len(reports)
     routes = Routes(stages, chunks)
@@ -61,10 +61,10 @@ def stock_links(
 
 
 class Excess:
-    """By how many seconds a link is slower for Megatron's messages than for ours.
+    """An excess holds by how many seconds a link is slower for Megatron's messages than for ours.
 
-    That can be measured only while Megatron's are in use. Otherwise a difference that is not just
-    one of degree is believed for some iterations, twice as many each time that it is still there.
+    It can be measured only while Megatron's are in use. Later it is believed for some iterations if
+    only one kind of messages is slow, twice as many each time that it is found again.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Excess:
         self._unseen = 0  # iterations since it was measured
 
     def measure(self, theirs: float, ours: float, matters: float) -> float:
-        """Megatron's messages were in use: the excess, negative if theirs are faster.
+        """Take seconds over Megatron's messages; return the excess, negative if those are faster.
 
         `theirs`, `ours`: seconds. `matters`: seconds from which on a difference means something.
         """
@@ -87,7 +87,7 @@ class Excess:
         return self._now
 
     def believed(self) -> float:
-        """Another iteration over our own messages: the excess in seconds."""
+        """Count an iteration over our messages; return the excess in seconds still believed."""
         self._unseen += 1
         return self._now if self._of_kind and self._unseen <= self._patience else 0.0
 
@@ -97,6 +97,6 @@ class Excess:
 
     @property
     def _of_kind(self) -> bool:
-        """Whether one of both is slow and the other one is not."""
+        """True where messages of one kind are slow and those of the other are not."""
         least = median(min(both) for both in self._seen) if self._seen else 0.0
         return abs(self._now) >= max(self._matters, least)

@@ -1,4 +1,4 @@
-"""What Student's t exceeds by chance alone.
+"""The values that Student's t exceeds by chance alone.
 
 Source: Student, "The Probable Error of a Mean" (1908); the sums are 26.7.3 and 26.7.4 of Abramowitz
 and Stegun, "Handbook of Mathematical Functions" (1964).
@@ -11,7 +11,7 @@ from functools import cache
 
 
 def tail(t: float, freedom: int) -> float:
-    """The probability of more than `t`, at least 0, with so many degrees of `freedom`."""
+    """Return the probability of more than `t`, at least 0, with so many degrees of `freedom`."""
     angle = math.atan(t / math.sqrt(freedom))
     square, odd = math.cos(angle) ** 2, freedom % 2
     term = math.cos(angle) if odd else 1.0
@@ -27,7 +27,7 @@ def tail(t: float, freedom: int) -> float:
 
 @cache
 def exceeded(chance: float, freedom: int) -> float:
-    """What t exceeds with this `chance`, from 1e-12 to 0.5, and so many degrees of `freedom`."""
+    """Return the t exceeded with this `chance`, 1e-12 to 0.5, at so many degrees of `freedom`."""
     low, high = 0.0, 1.0
     while tail(high, freedom) > chance:
         low, high = high, 2 * high
