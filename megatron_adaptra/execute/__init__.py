@@ -1,1 +1,1 @@
-"""What a rank does in an iteration: ops, messages, collectives, and the watch over them."""
+"""The execution of an iteration on one rank: ops, messages, collectives, and their watchdog."""

@@ -1,4 +1,4 @@
-"""Where ranks write down who was lost, so that all of them name the culprit."""
+"""Failure logs, in which ranks record who was lost, so that all of them name the culprit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_adaptra.base import waits
 
 
 class FailureLog:
-    """A log of one process alone; SharedFailureLog is that of a job. The first entry stays."""
+    """A failure log keeps the first entry of one process; SharedFailureLog keeps that of a job."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -22,17 +22,17 @@ class FailureLog:
         self._text = self._text or text
 
     def read(self) -> str:
-        """The entry, or an empty string."""
+        """Return the entry, or an empty string."""
         return self._text
 
     def missing(self) -> dict[str, list[int]]:
-        """Global ranks that are known to do nothing any more, by what happened to them."""
+        """Return the global ranks that are known to run no more, by what happened to them."""
         return {}
 
     def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
-        """What the last rank in a row of waits says: `rank` waits for `peer`, that for a third, ...
+        """Return the text of the last rank in a chain: `rank` waits for `peer`, that for a third.
 
-        `text`: what `rank` says. The others have `seconds` to say theirs, since ranks that wait
+        `text`: that of `rank`. The others have `seconds` to write theirs, since ranks that wait
         for the same culprit did not begin at the same moment.
         """
         return text
@@ -45,11 +45,11 @@ class FailureLog:
         """
 
     def close(self) -> None:
-        """What is written and read is this rank's own from now on."""
+        """Stop sharing entries: from now on this rank writes and reads its own alone."""
 
 
 class SharedFailureLog(FailureLog):
-    """In torch's key-value store, which outlives a dead rank. Reading and writing never raise."""
+    """A shared failure log uses torch's store, which outlives a dead rank. It never raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SharedFailureLog(FailureLog):
         self._serial, self._visible_pids = serial, visible_pids
 
     def close(self) -> None:
-        """End the connection; what is written and read is this rank's own from now on."""
+        """End the connection; from now on this rank writes and reads its own entries alone."""
         self._store.close()
 
     def write(self, text: str) -> None:
@@ -71,11 +71,11 @@ class SharedFailureLog(FailureLog):
         self._store.put_first(f"{self._serial}/first", text)
 
     def read(self) -> str:
-        """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
+        """Return the first entry of any rank; this one's own if the store is silent for 2 s."""
         return self._store.get(f"{self._serial}/first") or super().read()
 
     def missing(self) -> dict[str, list[int]]:
-        """Ranks of this machine whose process "died" (or is ending), or is "stopped"."""
+        """Return the ranks here whose process "died" (or is ending), or is "stopped"."""
         found: dict[str, list[int]] = {}
         for rank, pid in self._visible_pids.items():
             if state := _state(pid):
@@ -99,7 +99,7 @@ _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends
 
 
 def _state(pid: int) -> str:
-    """Why a process does nothing; empty for one that may run."""
+    """Return why a process does nothing, "died" or "stopped"; empty for one that may run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, flags = fields[0], int(fields[6])

@@ -19,20 +19,20 @@ from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 _RING = 16  # iterations before a tag comes back
-_MICROBATCHES, _PARTS = 1 << 18, 255  # for which there are tags; parts are chunks, or homes
+_MICROBATCHES, _PARTS = 1 << 18, 255  # as many have tags; parts are chunks, or homes
 _POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
 
 
 class Mailbox:
-    """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
+    """A mailbox delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
     A send returns at once and owns a copy; a receive is posted by `post` and awaited by `take`.
 
     Args:
-        neighbours: of this worker at first: to whom its messages go and from whom they come.
+        neighbours: the targets and sources of this worker's messages in the first iteration.
         transport: carries the messages; its peers are workers.
         probe: gets the times of each message that arrives.
-        watchdog: knows what this rank waits for, and makes the PeerLost that says so.
+        watchdog: keeps what this rank waits for, and makes the PeerLost that names it.
         timeout: seconds that one `take` waits for its message, `discard` for each of its messages,
             and `finish` and `close` for all sends together; then PeerLost names op and peer.
         gradients: another transport for these, where two stages exchange both kinds over one link:
@@ -76,7 +76,7 @@ class Mailbox:
 
     @property
     def stages(self) -> int:
-        """How many the pipeline has."""
+        """The number of stages of the pipeline."""
         return self.neighbours.stages
 
     def post(self, op: Op) -> None:
@@ -88,11 +88,11 @@ class Mailbox:
             self._posted[exchange] = work, buffer
 
     def buffer(self, op: Op) -> torch.Tensor:
-        """What `take` will return; its contents are not there yet."""
+        """Return the tensor that `take` will return; its contents have not arrived yet."""
         return self._posted[self._awaited(op)][1]
 
     def take(self, op: Op) -> torch.Tensor:
-        """What `op` needs from another stage. Raises PeerLost if it does not come in time."""
+        """Wait for the tensor that `op` needs, and return it. Raises PeerLost if it is late."""
         exchange = self._awaited(op)
         work, buffer = self._posted.pop(exchange)
         stamps = self._wait(work, op, exchange.peer, self.timeout)
@@ -127,7 +127,7 @@ class Mailbox:
         self._await(waiting)
 
     def close(self) -> None:
-        """Wait for the last sends, so that nobody misses them. Raises PeerLost as `finish` does."""
+        """Wait for the last sends, so that no peer lacks them. Raises PeerLost like `finish`."""
         self._await(self._sent_before + self._sent)
         self._sent, self._sent_before = [], []
 
@@ -160,7 +160,7 @@ class Mailbox:
         return work.wait(timeout - late)  # what has failed raises again
 
     def _tag(self, made: Op) -> int:
-        """Iteration, kind, chunk or home, and microbatch of what made the message, in 31 bits."""
+        """Return the message's tag: iteration, kind, chunk or home, and microbatch, in 31 bits."""
         # Several replicas have no chunks.
         what, part = ("chunk", made.chunk) if made.home is None else ("home", made.home)
         if part >= _PARTS or made.microbatch >= _MICROBATCHES:

@@ -1,4 +1,4 @@
-"""Where the processes of a job run: which share a clock, and which can see each other."""
+"""The locations of a job's processes: which share a clock, and which can see each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AGREE = 1e-3  # seconds by which `booted` may differ between processes of one m
 
 
 class ProcessLocation(NamedTuple):
-    """Where a process runs.
+    """A process location describes where a process runs.
 
     `kernel`: the same for two that share a kernel, but perhaps for copies of a virtual machine,
     too. `booted`: the wall clock at the monotonic clock's zero, in seconds. `processes`: the same
@@ -29,7 +29,7 @@ class ProcessLocation(NamedTuple):
 
     @classmethod
     def here(cls) -> ProcessLocation:
-        """Of this process."""
+        """Return the location of this process."""
         kernel, processes = socket.gethostname(), ""
         with contextlib.suppress(OSError):
             kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -39,7 +39,7 @@ class ProcessLocation(NamedTuple):
 
 
 def clock_ids(locations: Sequence[ProcessLocation]) -> list[str]:
-    """By rank an identity of its clock: the same for ranks whose monotonic clocks agree."""
+    """Return, by rank, an identity of its clock, equal for ranks whose monotonic clocks agree."""
     found: list[str] = []
     for location in locations:
         seen = zip(found, locations, strict=False)
@@ -49,7 +49,7 @@ def clock_ids(locations: Sequence[ProcessLocation]) -> list[str]:
 
 
 def visible_pids(locations: Sequence[ProcessLocation], rank: int) -> dict[int, int]:
-    """Process ids, by rank, of the processes that `rank` can see, itself included."""
+    """Return, by rank, the process ids of the processes that `rank` can see, with its own."""
     here = locations[rank]
     return {
         other: location.pid
@@ -63,7 +63,7 @@ def _share_clock(one: ProcessLocation, other: ProcessLocation) -> bool:
 
 
 def _booted() -> float:
-    """Of several looks at both clocks the one that nothing has come between."""
+    """Return the wall clock's time at the monotonic clock's 0, by the quickest of 20 readings."""
     looks = []
     for _ in range(20):
         before, wall, after = time.monotonic(), time.time(), time.monotonic()

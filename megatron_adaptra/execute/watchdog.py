@@ -1,4 +1,4 @@
-"""Says whom a rank was waiting for when it has to end, and makes sure that it ends.
+"""The watchdog, which names the peer that a rank waited for when it must end, and ends it.
 
 A rank that dies takes its neighbours' connections with it, these exit, and so on: the first to
 notice writes down who was lost, so that every other rank names the culprit and not its neighbour.
@@ -24,18 +24,18 @@ from megatron_adaptra.execute.failure_log import FailureLog
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
 
-# Modules whose code is on the way to what a rank really does.
+# Modules whose frames are skipped on the way to what a rank really does.
 _NO_PLACE = ("megatron_adaptra.", "torch.distributed.c10d_logger", "threading")
 
 
 class Watchdog:
-    """Knows what the main thread of `worker` waits for, one of so many `replicas`.
+    """A watchdog keeps what the main thread of `worker` waits for, among so many `replicas`.
 
-    `ranks`: global ones, by worker, which of one replica is a stage. `late`: seconds of a wait for
-    a message, until `say_late` is called.
+    `ranks`: global ones, by worker; in a single replica a worker is a stage. `late`: seconds of a
+    wait for a message, until `say_late` is called.
 
-    `waits_for`: the op, the worker that it is for, and since when, on the monotonic clock; set
-    before every wait of the schedule, and None when that has gone well.
+    `waits_for`: the op, the worker waited for, and since when, on the monotonic clock; set before
+    every wait of the schedule, and None once the wait has succeeded.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Watchdog:
         self.waits_for: tuple[Op, int, float] | None = None
 
     def name(self, worker: int) -> str:
-        """A `worker`, for errors: `stage 2 (rank 2)`, of several replicas `worker 1.2 (rank 5)`."""
+        """Name a `worker` in errors: `stage 2 (rank 2)`; with replicas `worker 1.2 (rank 5)`."""
         return f"{self._routes.name(worker)} (rank {self.ranks[worker]})"
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
-        """The error to raise when a wait for worker `peer` has failed; the others learn it.
+        """Return the error for a failed wait for worker `peer`; log it for all ranks.
 
-        The ranks between this one and the culprit get half the time that it waited to say so.
+        The ranks between this one and the culprit get half the time of that wait to report theirs.
         """
         reason = str(error).partition(": ")[2] or str(error)
         return PeerLost(self._describe(f": {reason}", peer))
@@ -71,7 +71,7 @@ class Watchdog:
         log_line(f"{self.name(self.worker)} {self._doing()}; {words}")
 
     def describe(self, reason: str = "") -> str:
-        """What this rank was doing and the `reason` of its end; written into the failure log."""
+        """Describe what this rank was doing and the `reason` of its end; log it for all ranks."""
         return self._describe(reason)
 
     def _describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
@@ -118,7 +118,7 @@ class Watchdog:
         return ExitOnSignal(signum, message).undo
 
     def failure_message(self, error: BaseException) -> str:
-        """What to say when `error` ends training because a peer is gone; else an empty string."""
+        """Describe an `error` that ends training as a peer is gone; else return an empty string."""
         if isinstance(error, PeerLost):
             return str(error)
         text = str(error).lower()  # gloo's word for a peer that died during a collective
@@ -129,9 +129,9 @@ class Watchdog:
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Where code is, for a reader who looks for the rank that the others wait for.
+    """Describe where code is, for a reader who looks for the rank that the others wait for.
 
-    `frames`, with their lines, the innermost first. Of a collective of torch's: who has called it.
+    `frames`: with their lines, the innermost first. In a collective of torch's, add its caller.
     """
     collective = ""
     for frame, line in frames:

@@ -34,14 +34,14 @@ MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connec
 
 
 class AdaptiveAllReduce:
-    """Measures each iteration's reduction, and knows what all ranks run in it.
+    """An adaptive all-reduce measures each iteration's reduction, and keeps what all ranks run.
 
     An iteration begins with `ready`; each buffer that is reduced in it is `started` and `ended`, by
     whatever way. Those that are `gathered` afterwards are over before paths are measured. What
     fails in measuring and choosing ends that alone: what is in force stays, on all ranks.
 
-    `late`: by global rank, how many seconds after the first ones it came to the last reduction that
-    is known, as this rank sees it: with what its message takes.
+    `late`: by global rank, seconds by which it came to the last known reduction after the first
+    ranks; as this rank sees it, so the delay of its message is included.
 
     Args:
         connected: between the group's ranks, with MESHES.
@@ -101,7 +101,7 @@ class AdaptiveAllReduce:
     # On the training thread.
 
     def ready(self) -> GroupAllReduce:
-        """An iteration's first gradients are ready: what runs in it.
+        """Begin an iteration, whose first gradients are ready. Returns what runs in it.
 
         Raises:
             Disagreement: no decision came on what this rank has agreed to, or a rank was found to
@@ -131,7 +131,7 @@ class AdaptiveAllReduce:
         return agreed_value(guard, controller, self._iteration, ALL_REDUCE, self._value)
 
     def _begins(self, ran: GroupAllReduce) -> None:
-        """An iteration after one in which `ran` has run; the others get to know it if measured."""
+        """Begin an iteration after one that ran `ran`; if it is measured, send the moment."""
         assert self._arrivals is not None
         measured, iteration, mark = self._measured, self._iteration, self._value.mark
         if not self._sent:  # else `check` has looked
@@ -154,11 +154,11 @@ class AdaptiveAllReduce:
 
     @property
     def value(self) -> GroupAllReduce:
-        """What runs, from one `ready` to the next one."""
+        """The all-reduce that runs from one `ready` to the next one."""
         return self._value
 
     def started(self, nbytes: int) -> None:
-        """A buffer of this iteration, of `nbytes`, is being reduced."""
+        """Record that a buffer of this iteration, of `nbytes`, is being reduced."""
         now = time.monotonic()
         with self._lock:
             self._started = self._started[0] if self._calls else now, now
@@ -168,7 +168,7 @@ class AdaptiveAllReduce:
             self._nbytes += nbytes
 
     def ended(self) -> None:
-        """A buffer that was started holds its result. On any thread."""
+        """Record that a buffer that was started holds its result. On any thread."""
         now = time.monotonic()
         with self._lock:
             self._open -= 1
@@ -177,7 +177,7 @@ class AdaptiveAllReduce:
             self._guard.call(self._ends, now)
 
     def gathered(self) -> None:
-        """A buffer of this iteration has been gathered, or when that ends is not known here.
+        """Record that a buffer has been gathered, or that the end of its gather is not known.
 
         On any thread.
         """
@@ -188,15 +188,15 @@ class AdaptiveAllReduce:
             self._guard.call(self._release)
 
     def hidden(self, seconds: float) -> None:
-        """A forward has computed for so long since an all-gather began, and waits for it now.
+        """Record that a forward has computed `seconds` since an all-gather began, and now waits.
 
-        `seconds`: that it hides, though the all-gather may have ended before.
+        They count as hidden seconds of the all-gather, which may have ended before.
         """
         with self._lock:
             self._hidden.append(seconds)
 
     def check(self) -> None:
-        """Raises Disagreement if a rank was found to run something else in this iteration."""
+        """Raise Disagreement if a rank was found to run something else in this iteration."""
         arrivals = self._arrivals
         if arrivals is None or self._guard.off:
             return
@@ -211,7 +211,7 @@ class AdaptiveAllReduce:
             )
 
     def _ends(self, now: float | None) -> None:
-        """This iteration's reduction is over, at `now` if that is known: report it."""
+        """Report this iteration's reduction, which has ended at `now` if that is known."""
         with self._lock:
             if self._reported:
                 return
@@ -235,7 +235,7 @@ class AdaptiveAllReduce:
             self._release()
 
     def _release(self) -> None:
-        """Report what is held back."""
+        """Send the report that was held back until ports are idle."""
         with self._lock:
             held, self._held = self._held, None
         if held is not None:
@@ -243,7 +243,7 @@ class AdaptiveAllReduce:
 
     @property
     def loop(self) -> Loop[ReductionRemedy] | None:
-        """What chooses, at the group's first rank; None at others."""
+        """The loop that chooses the all-reduce, at the group's first rank; None at others."""
         return loop_of(self._controller)
 
     # On the guard's thread.

@@ -1,8 +1,9 @@
 """Sixteen bytes from each rank to each other one as soon as its first gradients are ready.
 
 They show who is late (measure/arrivals.py), and carry what the sender runs: two that run
-different all-reduces find it out, instead of adding wrong numbers. Where that is known later, as
-on a GPU, they carry how much later. A rank may leave out iterations (measured_iterations.py).
+different all-reduces find it out, instead of adding wrong numbers. Where the host learns of the
+moment later, as on a GPU, they carry how much later. A rank may leave out iterations
+(measured_iterations.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from megatron_adaptra.measure.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 
 # The iteration, the mark of what runs, the iteration until which all are measured, and the seconds
-# since it was ready: no number if unknown.
+# since its gradients were ready: NaN if unknown.
 _FORM = struct.Struct("<3If")
 _AHEAD = 3  # posted receives: two messages may be unread, the last one's and this iteration's
 _KEPT = 4  # iterations that are kept
@@ -31,7 +32,7 @@ _WORD, _TAGS = 1 << 32, 1 << 31
 
 @dataclass
 class _Mine:
-    """An iteration that has begun here. `ready`: no number where that is not known."""
+    """An entry records an iteration that has begun here. `ready`: the moment; NaN if unknown."""
 
     ready: float
     mark: int
@@ -39,11 +40,11 @@ class _Mine:
 
 
 class ArrivalMessages:
-    """Of rank `me` of so many `ranks`, over a `transport` for nothing else.
+    """A rank's arrival messages show when its gradients, and those of others, were ready.
 
-    `differs`: the rank and the iteration in which it was found to run something else; None while
-    there is none. `until`: the iteration until which some rank measures all of them, as far as
-    messages have come.
+    `transport`: for these messages alone. `me`: the rank, of so many `ranks`. `differs`: a rank
+    that was found to run something else, and the iteration; None while there is none. `until`: the
+    iteration until which some rank measures all of them, as far as messages have come.
     """
 
     def __init__(self, transport: Transport, me: int, ranks: int) -> None:
@@ -65,7 +66,7 @@ class ArrivalMessages:
                 self._post(rank, number)
 
     def ready(self, iteration: int, mark: int, until: int = 0) -> float:
-        """The first gradients of `iteration` are ready here; the moment, by the monotonic clock.
+        """Send that the first gradients of `iteration` are ready; return the monotonic time.
 
         `mark`: of what runs. `until`: the iteration before which this rank measures all of them.
         Raises PeerLost for a rank that can be sent nothing.
@@ -75,15 +76,15 @@ class ArrivalMessages:
         return now
 
     def were_ready(self, iteration: int, mark: int, moment: float | None) -> None:
-        """The first gradients of `iteration` were ready here at a `moment`; None: nobody knows.
+        """Send that the first gradients of `iteration` were ready at `moment`; None: unknown.
 
-        By the monotonic clock. `mark`, PeerLost: as of `ready`.
+        `moment`: on the monotonic clock. `mark`, PeerLost: see `ready`.
         """
         known = math.nan if moment is None else moment
         self._send(iteration, mark, 0, known, time.monotonic() - known)
 
     def left_out(self, iteration: int, mark: int) -> float:
-        """Begin an `iteration` that this rank does not measure, as `ready`, but send nothing.
+        """Begin an `iteration` that this rank does not measure: send nothing, return the moment.
 
         `mark`: of what runs.
         """
@@ -129,10 +130,11 @@ class ArrivalMessages:
         self._post(rank, self._received[rank] + _AHEAD - 1)
 
     def seen(self, iteration: int) -> dict[int, float]:
-        """By rank, how much later than here its message of `iteration` came, if it has.
+        """Return, by rank, how many seconds later than here its message of `iteration` came.
 
-        Of one of the last iterations. Any thread may ask. Raises PeerLost for a rank whose messages
-        cannot come any more, in an iteration that is measured.
+        `iteration`: one of the last. Ranks whose message is not here are left out. Any thread may
+        ask. Raises PeerLost for a rank whose messages cannot come any more, in an iteration that
+        is measured.
         """
         self.look()
         with self._reading:
@@ -158,9 +160,9 @@ class ArrivalMessages:
 
 
 def seen_by_rank(seen: Mapping[int, float], me: int, ranks: Sequence[int]) -> dict[int, float]:
-    """By global rank, seconds after the first ones; of those whose message has come, and here.
+    """Return, by global rank, seconds after the first ranks, of this one and those in `seen`.
 
-    `seen`: as of ArrivalMessages, at rank `me` of the group. `ranks`: the group's, in its order.
+    `seen`: from ArrivalMessages, at rank `me` of the group. `ranks`: the group's, in its order.
     """
     late = after_the_first({me: 0.0, **seen}) if seen else {}
     return {ranks[rank]: seconds for rank, seconds in late.items()}

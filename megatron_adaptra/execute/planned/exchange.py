@@ -1,9 +1,9 @@
 """Runs collective plans over a transport: any goal, by any builder, asynchronous.
 
 The same bits come from run to run and on all ranks, whichever of them is late, as a plan fixes the
-order of each addition. When a collective starts, what needs nobody's part is sent, and all
-receives are posted; a thread of its own runs the rest of its line. All ranks start the same ones in
-the same order, so that none depends on one that was started later.
+order of each addition. When a collective starts, all messages that need no other rank's part are
+sent, and all receives are posted; a thread of its own runs the rest of its line. All ranks start
+the same ones in the same order, so that none depends on one that was started later.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FLOATS = (torch.float32, torch.float64, *_HALF)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "average"}
 _TAGS = 1 << 31
-# Bytes: of a tensor of so many, copies are sent, so that a rank goes on once it has what it needs,
+# Bytes up to which copies of a tensor are sent, so that a rank goes on once it has what it needs,
 # and need not wait until others have confirmed what it has sent.
 COPIED = 64 << 20
 
 
 class Exchange:
-    """One rank's side of collectives between the same ranks, who all start the same in order.
+    """An exchange runs one rank's side of collectives, which all ranks start in the same order.
 
     Args:
         transport: between all ranks, for the data. Numbers of ranks are the plan's.
@@ -57,7 +57,7 @@ class Exchange:
     ) -> None:
         self.transport, self.me, self.names = transport, me, tuple(names)
         self.timeout = timeout
-        # In time to ask who waits for whom; and how often it is looked whether others ask.
+        # Seconds until a rank asks who waits for whom, and between its looks whether others ask.
         self.asks_after = timeout - min(waits.CHAIN, timeout / 2)
         self.looks_every = min(waits.POLL, timeout / 16)
         self.reports = Reports(control, me, len(names))
@@ -66,19 +66,19 @@ class Exchange:
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
         self._leaving: list[ExchangeWork] = []  # whose messages may not all have left
-        # Others may still need what a rank has sent that has its own results, and ends.
+        # A rank that has its own results and ends may have sent what others still need.
         before_exit(self, lambda exchange: exchange.let_leave(min(exchange.timeout, waits.END)))
 
     def start(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
     ) -> ExchangeWork:
-        """Begin to put into `tensor` what the plan's goal is.
+        """Begin to run `plan` on `tensor`, which gets the result.
 
         In a reduce-scatter or an all-gather, shard r is the r-th of as many equal parts of the
         tensor as there are ranks, and stays where it is; what a reduce-scatter leaves in the other
         shards is of no use.
-        The first with a plan and a size waits for all ranks, to compare them; others wait for
-        nobody.
+        The first start with a plan and a size waits for all ranks, to compare them; later ones
+        return at once.
 
         Args:
             tensor: contiguous, on the CPU, of any shape; floats, or integers, which are exact as
@@ -112,20 +112,20 @@ class Exchange:
         self.start(tensor, plan, op).wait()
 
     def close(self) -> None:
-        """Release the transports once all that has ended has left; what is under way is aborted."""
+        """Close the transports once ended collectives' messages have left; abort the others."""
         self.let_leave(self.timeout)
         self.reports.close()
         self.transport.close()
 
     def let_leave(self, seconds: float) -> None:
-        """Wait `seconds` at most until what collectives that have ended have sent has left."""
+        """Wait `seconds` at most until the messages of ended collectives have left."""
         end = time.monotonic() + seconds
         for work in self._leaving:
             if work.done():
                 work.left.wait(max(0.0, end - time.monotonic()))
 
     def error_of_loss(self) -> PeerLost | None:
-        """What all ranks raise once one is lost; None while none is."""
+        """Return the error that all ranks raise once one is lost; None while none is."""
         self.reports.read()
         if (loss := self.reports.loss) is None:
             return None
@@ -135,9 +135,9 @@ class Exchange:
         return PeerLost(text)
 
     def give_up(self, number: int, rank: int, reason: str) -> PeerLost:
-        """The error to raise where `rank` is lost, for a `reason`, in exchange `number`.
+        """Report that `rank` is lost, for a `reason`, in exchange `number`; return the error.
 
-        All others know it by then.
+        All others have been sent the report by then. The first loss that is known counts.
         """
         self.reports.lost(number, rank, reason)
         error = self.error_of_loss()
@@ -165,7 +165,7 @@ class Exchange:
             raise BadInput("tensor of a collective", tuple(tensor.stride()), "contiguous memory")
 
     def _agreed(self, plan: CollectivePlan, tensor: torch.Tensor, op: str) -> Layout:
-        """The layout, which all ranks are known to have; compared when it is new."""
+        """Return the layout; a new one only once all ranks are known to have the same plan."""
         if error := self.error_of_loss():
             raise error
         key = plan.digest(), tensor.numel(), tensor.dtype, op
@@ -177,7 +177,7 @@ class Exchange:
         return self._layouts[key]
 
     def _compare(self, number: int, mine: str) -> None:
-        """Collective: raises Disagreement unless all ranks have the same text."""
+        """Raise Disagreement unless all ranks have the same text. Collective."""
         reports, end = self.reports, time.monotonic() + self.timeout
         reports.plan(number, mine)
         ranks = range(len(self.names))
@@ -205,8 +205,8 @@ class ExchangeWork:
     """A collective under way; Exchange starts it.
 
     `number`: of the exchange. `flat`: the buffer. `first_tag`: added to the plan's tags.
-    `divisor`: of the sum. `copies`: are sent, so that it ends before they have left; `left` is set
-    once they have.
+    `divisor`: of the sum. `copies`: send copies, so that it ends before they have left; `left` is
+    set once they have.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ExchangeWork:
         thread.start()
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
         return self._result.done()
 
     def when_done(self, call: Callable[[BaseException | None], object]) -> None:
@@ -313,7 +313,7 @@ class ExchangeWork:
                 mine.copy_(got)
 
     def _add(self, step: Step, mine: torch.Tensor) -> None:
-        """From left to right; rounded once, to the buffer's dtype."""
+        """Add the ranks' parts from left to right; round once, to the buffer's dtype."""
         total: torch.Tensor | None = None
         half = mine.dtype in _HALF
         for rank in step.ranks:
@@ -377,9 +377,9 @@ class ExchangeWork:
         self._waits_for = None
 
     def _closed(self, rank: int, reason: str) -> PeerLost:
-        """The error where the connection to `rank` failed: it may have ended over another's loss.
+        """Return the error for a failed connection: `rank` may have ended over another's loss.
 
-        What it has reported before comes first, or its connection for reports closes as well.
+        So wait for a report that `rank` has sent before, or until it can send none any more.
         """
         exchange, reports = self._exchange, self._exchange.reports
         end = time.monotonic() + exchange.timeout - exchange.asks_after
@@ -389,14 +389,14 @@ class ExchangeWork:
         return exchange.give_up(self._number, rank, reason)
 
     def _abort(self) -> None:
-        """Nothing is written to the buffer after this."""
+        """Abort all receives: nothing is written to the buffer after this."""
         for work in self._receives:
             if not work.done():
                 work.abort()
 
 
 def _failure(work: Work) -> str:
-    """Why a message that is over has failed; empty if it has come."""
+    """Return why a message that is over has failed; empty if it has come."""
     try:
         work.wait(0.0)
     except PeerLost as error:

@@ -41,10 +41,10 @@ class Step(NamedTuple):
 
 
 class Layout:
-    """What `rank` does with a buffer of so many `elements` under `plan`.
+    """A layout lists the steps of `rank` under `plan`, for a buffer of so many `elements`.
 
     `steps`: in order, without those of empty pieces; the first `ready` of them are sends that need
-    nobody's part. `receives`: what can be posted from the start on; from each source in the order
+    no other rank's part. `receives`: all to be posted at the start; from each source in the order
     in which it sends, as a transport may hand messages over in the order in which their receives
     were posted. `staged`: elements of memory beside the buffer.
     """
@@ -93,7 +93,7 @@ class Layout:
 
 
 def _as_sent(plan: CollectivePlan, rank: int) -> list[_Key]:
-    """The messages to `rank`, source by source, each in the order in which they are sent."""
+    """Return the messages to `rank` by source, those of a source in the order of its sends."""
     return [
         (source, op.tag)
         for source, line in enumerate(plan.order)

@@ -27,7 +27,7 @@ MESHES = ("control", "arrivals")  # connections of its own: see Connected.betwee
 
 @dataclass
 class _Reduction:
-    """Of one iteration: moments of the training's stream, and what was reduced."""
+    """A reduction holds one iteration's marks on the training's stream, and what was reduced."""
 
     iteration: int
     first: Mark | None = None
@@ -40,7 +40,7 @@ class _Reduction:
 
 
 class ObservedAllReduce:
-    """Stands where AdaptiveAllReduce does, and has its methods; nothing is ever voted on.
+    """An observed all-reduce has the methods of AdaptiveAllReduce, but never votes on a change.
 
     Moments are marks on the stream, known once the GPU has passed them. What an iteration has shown
     goes to the other ranks in the next one, and to the leader in the one after that, when the
@@ -52,8 +52,8 @@ class ObservedAllReduce:
         connected: between the group's ranks, with MESHES.
         me: this rank's number in the group.
         ranks: global ranks of the group.
-        device: that the gradients are on.
-        backend: torch's, by name.
+        device: the one that the gradients are on.
+        backend: the name of torch's.
         min_gain: share of an iteration that a plan has to save to be named.
         timeout: seconds, as of AdaptiveAllReduce.
         log: file of decisions, of which there are none; None for none.
@@ -137,11 +137,11 @@ class ObservedAllReduce:
 
     @property
     def value(self) -> GroupAllReduce:
-        """What runs: the backend's own."""
+        """The all-reduce that runs: always the backend's own."""
         return self._value
 
     def started(self, nbytes: int) -> None:
-        """A buffer of this iteration, of `nbytes`, is about to be reduced."""
+        """Record that a buffer of this iteration, of `nbytes`, is about to be reduced."""
         self._guard.call(self._starts, nbytes)
 
     def _starts(self, nbytes: int) -> None:
@@ -152,7 +152,7 @@ class ObservedAllReduce:
         now.count += 1
 
     def ended(self) -> None:
-        """The stream waits for a buffer that was started."""
+        """Record that the stream waits for a buffer that was started."""
         self._guard.call(self._ends)
 
     def _ends(self) -> None:
@@ -162,17 +162,17 @@ class ObservedAllReduce:
             now.end = self._device.mark()
 
     def gathered(self) -> None:
-        """Nothing is measured of it."""
+        """Do nothing: gathers are not measured here."""
 
     def hidden(self, seconds: float) -> None:
-        """Nothing is measured: what passes `seconds` on the host is not what a GPU waits for."""
+        """Do nothing: `seconds` that pass on the host are not those that a GPU waits."""
 
     def check(self) -> None:
-        """Nothing can differ."""
+        """Do nothing: all ranks run the backend's own all-reduce."""
 
     @property
     def loop(self) -> Loop[ReductionRemedy] | None:
-        """What looks at the figures, at the group's first rank; None at others."""
+        """The loop that evaluates the figures, at the group's first rank; None at others."""
         return loop_of(self._controller)
 
     # On the guard's thread.

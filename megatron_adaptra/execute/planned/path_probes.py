@@ -1,8 +1,8 @@
-"""Measures what the path from each rank of a group to each other one passes.
+"""Probes of paths between ranks: the rate from each rank of a group to each other one.
 
-Two by two, so that each path has both its ports to itself: in each round a rank exchanges some
-messages with one other rank, as in a tournament. How fast messages follow one another shows the
-rate, without the delay.
+Ranks probe two by two, so that each path has both its ports to itself: in each round a rank
+exchanges some messages with one other rank, as in a tournament. How fast messages follow one
+another shows the rate, without the delay.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from megatron_adaptra.transport.base import Transport
 PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more
 FEWEST, MOST = 16, 256  # pieces of each rank in a round
 TAKES = 3e-3  # seconds for which a round's pieces are enough, if that may be so many
-LEAST = 2.5e-4  # seconds of a quarter of the pieces: what is faster is as fast as can be measured
+LEAST = 2.5e-4  # seconds of a quarter of the pieces: a faster path cannot be measured
 PATIENCE = 20.0  # seconds for all rounds of one call; then nothing is measured any more
 _WANTS = struct.Struct("<I")  # in each piece: how many this rank wants next time
 _TAGS = 1 << 31
 
 
 class PathProbes:
-    """Of rank `me` of so many `ranks`, over a `transport` for nothing else.
+    """A rank's path probes measure the rate of the path from each other rank to it.
 
-    `fault`: why nothing is measured any more; "" while it is.
+    `transport`: for probes alone. `me`: the rank, of so many `ranks`. `fault`: why nothing is
+    measured any more; "" while it is.
     """
 
     def __init__(self, transport: Transport, me: int, ranks: int) -> None:
@@ -43,12 +44,12 @@ class PathProbes:
         self.fault = ""
 
     def run(self, nbytes: int) -> dict[int, float]:
-        """What the paths from other ranks to this one pass, in bytes per second.
+        """Measure the paths from other ranks to this one: bytes per second, by rank.
 
         All ranks call it, equally often. It waits for them, `PATIENCE` seconds at most.
 
-        `nbytes`: that this rank may receive in a later call, in all; it asks for `FEWEST` pieces
-        per path in any case.
+        `nbytes`: the most that this rank may receive in a later call, in all; it asks for `FEWEST`
+        pieces per path in any case.
         """
         self._most = min(MOST, nbytes // PIECE // max(1, self._ranks - 1))
         found: dict[int, float] = {}
@@ -73,7 +74,7 @@ class PathProbes:
         self._transport.close()
 
     def _exchange(self, other: int, first: int, end: float) -> float:
-        """The rate from the `other` one; tags from `first` on. Raises PeerLost, at `end` too.
+        """Measure the rate from `other`, with tags from `first` on. Raises PeerLost, also at `end`.
 
         Each piece carries how many its sender wants next time, by what it measured before.
         """
@@ -102,9 +103,9 @@ class PathProbes:
 
 
 def rate_of(came: Sequence[float]) -> float:
-    """Bytes per second of a path, by the moments when pieces `came`, in seconds, at least four.
+    """Return a path's bytes per second, by the moments in seconds when at least 4 pieces `came`.
 
-    The median of how long a quarter of them took, from any one on. A port may pass the first ones
+    It is by the median time of a quarter of them, from any one on. A port may pass the first ones
     at once; a pause of a busy machine is in few quarters.
     """
     ordered, quarter = sorted(came), len(came) // 4
@@ -113,7 +114,7 @@ def rate_of(came: Sequence[float]) -> float:
 
 
 def rounds(me: int, ranks: int) -> list[int | None]:
-    """Whom rank `me` meets in each round of a tournament of so many `ranks`; None: nobody.
+    """Return rank `me`'s partner in each round of a tournament of so many `ranks`; None: none.
 
     In a round each rank is in one pair at most, and each pair meets once (the circle method).
     """

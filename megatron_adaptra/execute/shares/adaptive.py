@@ -25,11 +25,11 @@ from megatron_adaptra.measure.replica_row import ReplicaRow
 
 
 class AdaptiveSync:
-    """Measures each iteration's replicas, and knows what all of them run in it.
+    """An adaptive sync measures each iteration's replicas, and keeps what all of them run.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
-    microbatch; it `starts` when all ranks have come to it. `gives` is what goes round with the vote
-    of all ranks that a ShareVote takes in between. `ended` gets, on all ranks and in a later
+    microbatch; it `starts` when all ranks have come to it. `gives` returns what a rank adds to the
+    vote of all ranks that a ShareVote takes in between. `ended` gets, on all ranks and in a later
     iteration, what replicas have taken until they waited for each other. What fails in measuring
     and choosing ends that alone: what is in force stays, on all ranks.
 
@@ -44,7 +44,7 @@ class AdaptiveSync:
         record: file of what was measured and decided; None for none.
         offers: see ShareRemedy; those of the first rank.
 
-    `loop`: what chooses, at rank 0; None at others.
+    `loop`: the loop that chooses counts, at rank 0; None at others.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AdaptiveSync:
                 until counts are chosen anew.
 
         Raises:
-            BadInput: what was voted on are no counts.
+            BadInput: the counts that were voted on are not valid.
         """
         if microbatches != self._full.microbatches:
             self._full = self._plan = SyncPlan.full_of(self._full.replicas, microbatches)
@@ -105,22 +105,23 @@ class AdaptiveSync:
         loop.remedy.runs(self._plan)
 
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
-        """What goes round with the vote at the end of `iteration`.
+        """Return what this rank adds to the vote at the end of `iteration`.
 
-        Of this rank's host while it waits for a core, and counts that are proposed, at rank 0.
+        The use of its host, None unless it waits for a core; and the counts that rank 0 proposes,
+        None where there are none.
         """
         return self._yielding.use, self._guard.call(self._vote.take, iteration)
 
     def starts(self, iteration: int) -> None:
-        """All ranks start `iteration` now, within the way of a message.
+        """Record that all ranks start `iteration` now, within the delay of a message.
 
-        At the end of the one before each rank has a moment of its own: the time between two of
-        those is no iteration's where a replica is late.
+        Each rank ends the one before at a moment of its own: where a replica is late, the time
+        between two of those is not that of an iteration.
         """
         self._guard.call(self._take_moment, iteration)
 
     def _take_moment(self, iteration: int) -> None:
-        """An iteration that begins twice began the first time."""
+        """Record when `iteration` began; of one that begins twice, the first moment counts."""
         now, waited, before = time.monotonic(), self._core_wait(), self._began
         if before is not None and before[0] == iteration:
             return
@@ -134,13 +135,13 @@ class AdaptiveSync:
 
     @property
     def plan(self) -> SyncPlan:
-        """What runs, from one `begin` to the next one."""
+        """The plan that runs from one `begin` to the next one."""
         return self._plan
 
     def ended(self, row: ReplicaRow) -> None:
-        """All replicas have run the iteration of a `row`, as all ranks know by their vote.
+        """Take the `row` of an iteration that all replicas have run, as all ranks know by the vote.
 
-        It comes in the next iteration, or later; what the iteration took here is filled in.
+        It comes in the next iteration, or later; the seconds of the iteration here are filled in.
         """
         self._guard.call(self._take_row, row)
 

@@ -1,7 +1,7 @@
-"""What a rank's process has started yields where it takes cores from the rank's own training.
+"""Lower priority for a rank's child processes that take cores from the rank's own training.
 
 Data workers and writers of checkpoints compute beside the training. Where its thread waits for a
-core they get a lower priority, so that it waits less. Nothing of others is touched.
+core they get a lower priority, so that it waits less. Other processes are not touched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.measure.host_use import HostMeter, HostUse
 
-WAITS = 0.1  # share of an iteration for which its thread waits for a core, from which it is late
+WAITS = 0.1  # share of an iteration: a rank whose thread waits so long for a core is late
 HOLDS = 3  # iterations in a row that show it, before the host is looked at ...
 SPAN = 4  # ... for so many, ...
 PAUSE = 16  # ... and then no more for so many
@@ -20,9 +20,10 @@ NICE = 10  # more than the training: about a ninth of its time on a core that bo
 
 
 class Yielding:
-    """Of one rank. `use`: who computed on its host in the last span, None while it need not wait.
+    """A yielder lowers the priority of a rank's child processes while its thread lacks a core.
 
-    A process without privileges cannot take a lower priority back, so it is for good.
+    `use`: who computed on its host in the last span; None while it need not wait. A process
+    without privileges cannot raise a priority again, so that a lower one stays.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Yielding:
         self._queued = self._seconds = 0.0  # in the span
 
     def ended(self, queued: float, seconds: float) -> None:
-        """An iteration is over, in `seconds`, `queued` of which its thread waited for a core."""
+        """Record an iteration of `seconds`, `queued` of which its thread waited for a core."""
         if not seconds > 0 or queued < WAITS * seconds:
             self._seen, self.use = 0, None
             return
@@ -54,7 +55,7 @@ class Yielding:
 
 
 def lower_priority(pids: set[int]) -> None:
-    """All threads of processes `pids` yield; what has ended, or yields already, stays as it is."""
+    """Lower the priority of all threads of `pids`, where they still run and have a higher one."""
     nice = os.getpriority(os.PRIO_PROCESS, 0) + NICE  # the kernel takes 19 for what is more
     for pid in pids:
         with contextlib.suppress(OSError):

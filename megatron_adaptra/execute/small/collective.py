@@ -29,14 +29,14 @@ _Reduce = Callable[[Sequence[torch.Tensor]], torch.Tensor]  # from the values of
 
 
 class SmallCollective:
-    """One operation of one group, with tensors of one shape.
+    """A small collective runs one operation of one group, with tensors of one shape.
 
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
     `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: all get
     what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
     whichever path is faster, backend or AllGather, as measured; else the AllGather. `fixed`: sums
-    whose order in the backend is not known are summed in the order of the members. `say`: says a
-    sentence. `clock`: of what the backend runs on.
+    whose order in the backend is not known are summed in the order of the members. `say`: logs a
+    sentence. `clock`: the device that the backend runs on.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class SmallCollective:
         self._say, self._fixed, self._clock = say, fixed, clock
         self._untimed: deque[Taken] = deque(maxlen=2 * MEASURED)  # of the backend
         self._calls = 0
-        self._tried = self._watched = False  # the self-test; the backend, before there was one
-        self._measure_now = False  # not at the next retry
+        self._tried = self._watched = False  # the self-test has run; the backend was timed before
+        self._measure_now = False  # at the next call, not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
         self._start_seconds = 0.0
         self._all_gather: AllGather | None = None  # None until the self-test has passed
@@ -88,30 +88,30 @@ class SmallCollective:
 
     @property
     def last_seconds(self) -> tuple[float, float]:
-        """Of the last call through the backend and through the AllGather; -1: there was none."""
+        """The seconds of the last call by the backend, and by the AllGather; -1 for no call."""
         costs = self._native_costs, self._direct_costs
         native, direct = (seconds[-1] if seconds else -1.0 for seconds in costs)
         return native, direct
 
     @property
     def in_flight(self) -> bool:
-        """Whether it was started, and `wait` is still to come."""
+        """True where the operation was started, and `wait` is still to come."""
         return self._in_flight is not None
 
     @property
     def tested(self) -> bool:
-        """Whether the AllGather is known to give the backend's results."""
+        """True where the AllGather is known to give the backend's results."""
         return self._all_gather is not None
 
     @property
     def kept(self) -> bool:
-        """Whether it stays with the backend: no order of ours gives its results."""
+        """True where it stays with the backend, as no order of ours gives its results."""
         return self._tried and not self.tested
 
     def measure_again(self, watched: bool = False) -> None:
         """Forget the costs, for links have changed, and measure both paths at the next calls.
 
-        `watched`: the backend has just been seen to do it over the links as they are.
+        `watched`: the backend was timed over the links as they are, so that its costs stay.
         """
         if not watched:
             self._native_costs.clear()
@@ -134,7 +134,7 @@ class SmallCollective:
         tensor.copy_(result.view(tensor.shape))
 
     def watch(self, tensor: torch.Tensor, native: Native) -> Taken:
-        """Leave it to the backend, on a device; what that takes."""
+        """Leave it to the backend, on a device. Returns a function that gives its seconds."""
         self._calls += 1
         self._watched = True
         return self._through_backend(native, tensor)
@@ -142,10 +142,10 @@ class SmallCollective:
     def start(self, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()) -> bool:
         """Begin what `native(tensor)` does, and return without waiting; `wait` ends it.
 
-        Not while it is in flight.
+        Do not call it while it is in flight.
 
-        `prefetch`: operations to come with their values, which are sent along. False if there is
-        nothing to wait for: the backend has done it all.
+        `prefetch`: operations to come with their values, which are sent along. Returns False if
+        there is nothing to wait for: the backend has done it all.
         """
         self._calls += 1
         if self._calls >= FIRST and not self._tried:
@@ -212,7 +212,7 @@ class SmallCollective:
             self._untimed.popleft()
 
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
-        """The path from now on: all members see the same costs, and conclude the same."""
+        """Choose the path from now on: all members see the same costs, and choose the same."""
         if not self._auto:
             return
         native, direct = (max(column) for column in zip(*costs, strict=True))
@@ -221,7 +221,7 @@ class SmallCollective:
             self._pause, self._next_retry = FIRST_RETRY, self._calls + FIRST_RETRY
 
     def _self_test(self, tensor: torch.Tensor, native: Native) -> None:
-        """Collective: find the backend's order, and make sure that all have found the same."""
+        """Find the backend's order, and check that all have found the same. Collective."""
         self._tried = True
         all_gather = self._connect()
         found, size = b"fine", len(self.members)
@@ -250,5 +250,5 @@ class SmallCollective:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Flat, on the CPU, and not the caller's own memory."""
+    """Return a flat copy on the CPU, never the caller's own memory."""
     return tensor.detach().cpu().flatten().clone()

@@ -26,18 +26,18 @@ _Pair = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def orders(size: int) -> int:
-    """How many candidates `size` members have. Two can only swap."""
+    """Return the number of candidates of `size` members. Two members can only swap."""
     return 4 * size if size > 2 else 2
 
 
 def path(which: torch.Tensor, size: int) -> torch.Tensor:
-    """Of each candidate in `which` a column: the `size` members, in the order of their folding."""
+    """Return a column per candidate in `which`: the `size` members, in the order of folding."""
     step = 1 - 2 * (which // size % 2)
     return (which + torch.arange(size)[:, None] * step) % size
 
 
 def candidates(op: ReduceOp, values: torch.Tensor) -> torch.Tensor:
-    """Of each candidate a row: what it makes of the members' values, a row each.
+    """Return a row per candidate: its reduction of the members' `values`, a row per member.
 
     Raises KeyError for an operation that is not in KNOWN.
     """
@@ -74,7 +74,7 @@ KNOWN = frozenset(_PAIRS)
 
 
 class Orders:
-    """Which candidate each element of a tensor follows: `which`, int16, of `size` members."""
+    """A set of orders keeps each element's candidate: `which`, int16, flat, of `size` members."""
 
     def __init__(self, size: int, which: torch.Tensor) -> None:
         self.which, used = which, which.unique()
@@ -82,11 +82,11 @@ class Orders:
         self._path, self._left = path(used.long(), size), used >= 2 * size
 
     def digest(self) -> bytes:
-        """Equal on two members exactly if they have found the same."""
+        """Return a digest, equal on two members exactly if they have found the same orders."""
         return hashlib.sha256(self.which.numpy().tobytes()).digest()
 
     def reduce(self, op: ReduceOp, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the backend makes of the members' `values`: flat, in the order of the members."""
+        """Reduce the members' `values`, flat and in the members' order, as the backend does."""
         pair, rows = _PAIRS[str(op)], values
         if self._path.shape[1] == 1:  # no copies of what may be much
             rows = [values[member] for member in self._path[:, 0].tolist()]
@@ -103,11 +103,11 @@ class Orders:
 def orders_of(
     native: Native, op: ReduceOp, like: torch.Tensor, me: int, size: int
 ) -> Orders | None:
-    """Find out by reducing test values natively; None if no candidate explains the results.
+    """Find the orders by reducing test values natively; None if no candidate explains them.
 
     Collective: all members call it at the same time, and see the same results. It goes on until
     the candidates that are left agree whatever the values. `native`: reduces in place over the
-    group. `like`: a tensor of the shape and kind. `me`: this one's index of `size` members.
+    group. `like`: a tensor of the shape and dtype. `me`: this one's index of `size` members.
     """
     kinds = kinds_of(op, like.dtype, size)[:, None]
     fewest = min(FEWEST_TRIALS, len(kinds.unique()))
@@ -127,7 +127,7 @@ def orders_of(
 
 @cache
 def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Of each candidate of `size` members a number, equal for those that always agree."""
+    """Return a number per candidate of `size` members, equal for those that always agree."""
     numbers = torch.arange(orders(size))
     if not dtype.is_floating_point:
         return torch.zeros_like(numbers)
@@ -141,7 +141,7 @@ def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
 
 
 def trials(op: ReduceOp, dtype: torch.dtype, size: int, width: int) -> Iterator[torch.Tensor]:
-    """Test values without end, `size` rows of `width`, whose result depends on the order."""
+    """Yield test values without end, `size` rows of `width`; their result depends on the order."""
     generator, shape = torch.Generator().manual_seed(_SEED), (size, width)
     for number in count():
         if not dtype.is_floating_point:
@@ -159,7 +159,7 @@ def trials(op: ReduceOp, dtype: torch.dtype, size: int, width: int) -> Iterator[
 
 
 def _extremes(turn: int, part: int, size: int) -> torch.Tensor:
-    """A column whose maximum depends on the order; a few turns of four parts show all."""
+    """Return a column whose maximum depends on the order; a few turns of four parts show all."""
     members = torch.arange(size)[:, None]
     place = (members - 2 * turn) % size
     if part < 2:
@@ -175,7 +175,7 @@ def _extremes(turn: int, part: int, size: int) -> torch.Tensor:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """To the last bit, but for what a NaN holds."""
+    """Compare elements to the last bit; all NaNs are equal."""
     if not a.is_floating_point():
         return a == b
     return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())

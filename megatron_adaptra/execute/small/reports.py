@@ -1,4 +1,4 @@
-"""What ranks report to each other beside their data: their plan, whom they wait for, who is lost.
+"""Reports between ranks, beside their data: their plan, whom they wait for, who is lost.
 
 A rank that waits for a healthy one, which waits for a dead one itself, would name the wrong rank.
 So ranks report whom they wait for when one asks, and a rank that has not reported is the lost one.
@@ -26,7 +26,7 @@ _LEAVES = 1.0  # seconds for the last report to leave
 
 
 class Kind(enum.IntEnum):
-    """What a report says."""
+    """A kind names the content of a report."""
 
     PLAN = 0  # `text`: what the rank runs as plan `number`
     WAITS = 1  # in exchange `number` it waits for `rank`
@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Loss:
-    """`rank` is lost, which `by` has found, for `reason`."""
+    """A loss names the `rank` that is lost, the rank that found it (`by`), and the `reason`."""
 
     rank: int
     by: int
@@ -43,7 +43,7 @@ class Loss:
 
 
 class Reports:
-    """One rank's side; `read` takes in what the others have sent. Several threads may use it.
+    """A rank's reports go to all others; `read` takes in theirs. Several threads may use them.
 
     Args:
         transport: between all ranks, for reports alone.
@@ -58,9 +58,9 @@ class Reports:
         self._sent, self._received = 0, dict.fromkeys(self._others, 0)
         self._sends: list[Work] = []
         self.plans: dict[tuple[int, int], str] = {}  # by number and rank
-        self.waits: dict[tuple[int, int], int] = {}  # for whom, by exchange and rank
+        self.waits: dict[tuple[int, int], int] = {}  # the rank waited for, by exchange and rank
         self.asked: set[int] = set()  # exchanges in which some rank has waited for too long
-        self.closed: set[int] = set()  # who can report nothing any more
+        self.closed: set[int] = set()  # ranks that can report nothing any more
         self.loss: Loss | None = None  # the first one
         self._posted: dict[int, tuple[torch.Tensor, Work]] = {}
         for rank in self._others:
@@ -82,7 +82,7 @@ class Reports:
     def lost(self, number: int, rank: int, reason: str) -> Loss:
         """Report that `rank` is lost in exchange `number`, for a `reason`.
 
-        Unless some loss is known. Returns the one that is known then.
+        Where a loss is known already, report nothing. Returns the first loss that is known.
         """
         with self._lock:
             if self.loss is None:
@@ -93,9 +93,9 @@ class Reports:
             return self.loss
 
     def culprit(self, number: int, rank: int) -> int:
-        """Who has to be named where `rank` is waited for in exchange `number`.
+        """Find the rank to name where this one waits for `rank` in exchange `number`.
 
-        The last one of the chain, who has not reported.
+        It is the last of the chain of waits, which has not reported whom it waits for.
         """
         with self._lock:
             seen = {self._me}

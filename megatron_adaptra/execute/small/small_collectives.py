@@ -39,13 +39,13 @@ MOST_STAGES = 64  # each sends to each
 MOST_MEMBERS = 1024  # what the leader of a stage passes on to its members is a MiB or so
 PREFETCH_BYTES = 64  # of a message, for values that are sent ahead with it; a digest fits, too
 FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
-# Asked when an operation has been started: what to do when its result is there, if the caller can
-# go on without it until the end of the next all-reduce; else None.
+# Called when an operation has been started. Returns what to call when its result is there, if the
+# caller can go on without it until the end of the next all-reduce; else None.
 DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
 
 
 class SmallCollectives:
-    """Serves the small collectives of one rank.
+    """A rank's small collectives serve its calls that cross stages with few bytes.
 
     Args:
         stage_of: the stage of every global rank, by rank.
@@ -84,8 +84,8 @@ class SmallCollectives:
         self._within, self._clock = None if within is None else frozenset(within), clock
         self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
-        # While False all goes to torch; the same on all ranks. On a device it is watched then: what
-        # it takes is known when it is needed.
+        # While False all goes to torch; the same on all ranks. On a device it is timed then, so
+        # that its cost is known when it is needed.
         self.active = True
         # While False all goes to torch, unwatched: a save or an evaluation may take long, and is as
         # stock does it. The same on all ranks at each call.
@@ -104,12 +104,12 @@ class SmallCollectives:
         self._spans: list[CollectiveSpan] = []
 
     def take_spans(self) -> list[CollectiveSpan]:
-        """The operations since the last call."""
+        """Return the spans of the operations since the last call, and forget them."""
         spans, self._spans = self._spans, []
         return spans
 
     def spans_since(self, moment: float) -> list[CollectiveSpan]:
-        """The operations that have begun since `moment`, in seconds of the monotonic clock."""
+        """Return the spans that have begun since `moment`, in seconds of the monotonic clock."""
         return [c for c in self._spans if c.start >= moment]
 
     def record_skipped(self, collectives: Sequence[CollectiveSpan]) -> None:
@@ -118,9 +118,9 @@ class SmallCollectives:
         self._spans += [c._replace(start=now, end=now, direct=0.0) for c in collectives]
 
     def stand_ins(self, native: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """What to call instead of each of FUNCTIONS; `native`: torch's own ones, by name.
+        """Return a stand-in for each of FUNCTIONS, by name; `native`: torch's own, by name.
 
-        A stand-in takes torch's arguments. Raises PeerLost, which says what this rank waited for.
+        A stand-in takes torch's arguments. Raises PeerLost, which names what this rank waited for.
         """
         self._native = dict(native)
         ours = {
@@ -166,7 +166,7 @@ class SmallCollectives:
         """Send `values` of all-reduces to come over `group` along with its next one.
 
         A rank that all-reduces one of them then has the result at once, of equal ones in their
-        order. What nobody asks for is dropped at the next call. All members have to call it alike.
+        order. Unused results are dropped at the next call. All members have to call it alike.
         """
         found = [(self._find("all_reduce", value, op, group), value) for value, op in values]
         for one in self._all():
@@ -186,18 +186,18 @@ class SmallCollectives:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a result is still to come."""
+        """True where a deferred result is still to come."""
         return bool(self._pending)
 
     def members(self, group: Any) -> tuple[int, ...]:
-        """Global ranks of a torch process `group` that is served here; () for any other."""
+        """Return the global ranks of a torch process `group` served here; () for any other."""
         group = dist.group.WORLD if group is None else group
         if group not in self._members:
             self._members[group] = self._look_up(group)
         return self._members[group]
 
     def open_all_gather(self, members: tuple[int, ...], nbytes: int) -> AllGather:
-        """One more, of at most `nbytes` each, between global ranks `members`, who all call it."""
+        """Open one more AllGather, of at most `nbytes` each; all global ranks `members` call it."""
         start = time.monotonic()
         all_gather = self._open(members, nbytes)
         self._spans.append(CollectiveSpan("connect", start, time.monotonic(), 0.0, 0.0))
@@ -291,7 +291,7 @@ class SmallCollectives:
         self._spans.append(span)
 
     def _leave(self, tensor: torch.Tensor, group: Any, call: Callable[[], Any]) -> Any:
-        """Leave an all-reduce to the backend for good; on a device, see what it takes there."""
+        """Leave an all-reduce to the backend for good; on a device, time it there."""
         watched = self.in_step and self._clock.behind and self._by_training
         between = watched and self.members(group)
         if not between:
@@ -316,14 +316,14 @@ class SmallCollectives:
 
     @property
     def _by_training(self) -> bool:
-        """A checkpoint's threads have an order of their own, and a forked child is no rank."""
+        """True on the main thread of the rank itself: not in a checkpoint's thread, or a fork."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self._process
 
     def _find(
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
-        """What serves this call if it crosses stages and is small enough."""
+        """Return the collective that serves a call across stages that is small enough, or None."""
         served = self.in_step and (self.active or self._clock.behind)
         if not (served and self._by_training):
             return None
@@ -361,7 +361,7 @@ class SmallCollectives:
             return ()
         members = tuple(dist.get_process_group_ranks(group))
         stages = {self._stage_of[rank] for rank in members}
-        # What a backend takes on a device of which there is no clock cannot be timed.
+        # A backend on a device without a clock cannot be timed.
         timed = not self._auto or self._clock.behind or dist.get_backend(group) == "gloo"
         together = self._within is None or self._within.issuperset(members)
         few = 1 < len(stages) <= MOST_STAGES and len(members) <= MOST_MEMBERS
@@ -369,7 +369,7 @@ class SmallCollectives:
         return members if few and timed and together and taken <= self._most else ()
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> AllGather:
-        """Made by its members alone, together."""
+        """Open an AllGather; its `members` alone call it, together."""
         if members not in self._links:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
             stages = [self._stage_of[rank] for rank in members]

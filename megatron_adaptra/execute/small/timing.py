@@ -1,4 +1,4 @@
-"""What an operation takes on the device that it runs on, which the host learns later, if at all."""
+"""The seconds of an operation on the device it runs on, which the host learns later, if at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Taken = Callable[[], float | None]
 
 
 def timed(clock: Device, call: Callable[[], object]) -> Taken:
-    """Run `call` between two marks of `clock`. To measure it must not end it: no error is."""
+    """Run `call` between two marks of `clock`, whose errors are dropped; those of `call` are not.
+
+    Returns a function that gives the seconds between the marks.
+    """
     marks: list[Mark] = []
     with contextlib.suppress(Exception):
         marks.append(clock.mark())
