@@ -1,4 +1,4 @@
-"""Where failures hurt least: for each number of dead workers, the best stages to have them at.
+"""Plans for failures: for each number of dead workers, the stages where they cost the least.
 
 Failure normalisation (ReCycle, SOSP 2024): a healthy worker can take the place of a dead one at
 another stage, once it has copied a peer's parameters. So of all ways in which so many workers may
@@ -25,7 +25,7 @@ Vector = tuple[int, ...]  # per stage, how many of its workers are dead
 
 
 class FailurePlan(NamedTuple):
-    """What to run while so many workers are missing.
+    """A failure plan holds the schedule to run while so many workers are missing.
 
     Args:
         vector: per stage, how many workers are dead in the best case.
@@ -39,7 +39,7 @@ class FailurePlan(NamedTuple):
 
 
 def failure_vectors(stages: int, failures: int, most: int) -> Iterator[Vector]:
-    """All ways in which `failures` workers can be missing at `stages`, `most` at each."""
+    """Yield all ways in which `failures` workers can be missing at `stages`, `most` at each."""
     if stages == 1:
         if failures <= most:
             yield (failures,)
@@ -50,7 +50,7 @@ def failure_vectors(stages: int, failures: int, most: int) -> Iterator[Vector]:
 
 
 def with_failures(conditions: ReplicaConditions, vector: Vector) -> ReplicaConditions:
-    """The same job with `vector[s]` workers of stage s dead: the slowest, else the last."""
+    """Return the job with `vector[s]` more workers of stage s dead: the slowest, else the last."""
     c, failed = conditions, set(conditions.failed)
     for stage, count in enumerate(vector):
         alive = sorted(c.alive(stage), key=lambda w: (-c.slow.get(w, 1.0), -w))
@@ -61,7 +61,7 @@ def with_failures(conditions: ReplicaConditions, vector: Vector) -> ReplicaCondi
 def best_failures(
     conditions: ReplicaConditions, failures: int, sends: str = "eager"
 ) -> FailurePlan:
-    """The best place for so many `failures`, and the plan for it.
+    """Find the stages where so many `failures` cost the least, and plan for them.
 
     Vectors are tried in the order of their lower bounds, until no bound is below the best plan: by
     a short search, and the best few by a long one.
@@ -109,7 +109,7 @@ def failure_plans(
     sends: str = "eager",
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[FailurePlan, ...]:
-    """The best place and plan for 1, 2, ... `most` failures.
+    """Return the best plan for 1, 2, ... `most` failures.
 
     Args:
         conditions: of the job, without them.

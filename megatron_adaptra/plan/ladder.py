@@ -1,4 +1,4 @@
-"""Which remedy for slow replicas is enough: the cheapest that leaves no material loss.
+"""The ladder of remedies for slow replicas, and the cheapest that leaves no material loss.
 
 The rungs, in the order of their price: another order in each pipeline, where nothing moves between
 replicas; shares of a collective, which hide communication; routes, which move microbatches of
@@ -25,10 +25,10 @@ _SAME = 1e-9
 
 
 class Remedy(NamedTuple):
-    """One rung.
+    """A remedy is one rung of the ladder.
 
     `leaves`: seconds of an iteration with it; None where it cannot be had, or that is not known.
-    `why`: there is that figure, or none.
+    `why`: the reason for that figure, or for None.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Remedy(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder:
-    """What each remedy leaves, and which one is enough.
+    """A ladder lists the seconds of an iteration with each remedy, and names the one chosen.
 
     Args:
         full: seconds of an iteration in which nothing is done.
@@ -57,23 +57,23 @@ class Ladder:
 
     @property
     def predicted(self) -> float:
-        """Seconds of an iteration with what is chosen; never above `full`."""
+        """The seconds of an iteration with the chosen remedy; never above `full`."""
         found = (one.leaves for one in self.remedies if one.name == self.chosen)
         return next((leaves for leaves in found if leaves is not None), self.full)
 
     @property
     def gain(self) -> float:
-        """Share of an iteration that it saves."""
+        """The share of an iteration that the chosen remedy saves."""
         return 1 - self.predicted / self.full if self.full else 0.0
 
     @property
     def best(self) -> Remedy:
-        """What leaves the least, whether it is worth it or not; of equals the cheapest."""
+        """The remedy that leaves the least, worth it or not; of equals the cheapest."""
         return min(self.remedies, key=_leaves, default=Remedy(FULL, self.full, ""))
 
     @property
     def cheaper(self) -> tuple[Remedy, ...]:
-        """Those below what is chosen, the cheapest first; all of them where nothing is done."""
+        """The remedies cheaper than the chosen one, the cheapest first; all of them for FULL."""
         names = [one.name for one in self.remedies]
         return self.remedies[: names.index(self.chosen)] if self.chosen in names else self.remedies
 
@@ -88,7 +88,7 @@ class Ladder:
 
 
 def climb(full: float, remedies: Sequence[Remedy], min_gain: float) -> Ladder:
-    """The ladder with its cheapest rung that is enough.
+    """Return the ladder, with the cheapest remedy that is enough as the chosen one.
 
     A rung is worth it when it saves `min_gain` of an iteration, as its own planner asks; it
     is enough when no other one leaves an iteration shorter by more than NEAR. Where none is worth
@@ -100,7 +100,7 @@ def climb(full: float, remedies: Sequence[Remedy], min_gain: float) -> Ladder:
         min_gain: `--adaptra-min-gain`.
 
     Raises:
-        BadInput: seconds that no iteration takes, or a gain below 0.
+        BadInput: seconds that are negative or infinite, or a gain below 0.
     """
     for what, seconds in (("full", full), *((one.name, one.leaves) for one in remedies)):
         if seconds is not None and not 0 <= seconds < math.inf:
@@ -123,9 +123,9 @@ def _leaves(remedy: Remedy) -> float:
 
 
 def ladder_in_words(ladder: Ladder, min_gain: float) -> str:
-    """What is chosen and expected, and what the best cheaper remedy would leave; in a sentence.
+    """Describe the choice, its predicted time, and that of the best cheaper remedy.
 
-    `min_gain`: the `ladder` was climbed with it.
+    In a sentence; `min_gain`: the one that the `ladder` was climbed with.
     """
     full = f"{1e3 * ladder.full:.4g} ms"
     if ladder.chosen == FULL:

@@ -1,4 +1,4 @@
-"""What is wrong with links and ports, for people: slow, or out of bandwidth."""
+"""Descriptions of links and ports for people: slow, or out of bandwidth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_NAMED = 8  # links in a sentence
 
 
 def slow_links(conditions: Conditions) -> str:
-    """How a planner's sentence begins."""
+    """Describe the slow links, or that there is none, as the start of a planner's sentence."""
     slow = [
         f"{a}->{b} {link_in_words(conditions, (a, b))}"
         for (a, b), link in sorted(conditions.links.items())
@@ -22,14 +22,14 @@ def slow_links(conditions: Conditions) -> str:
 
 
 def _first(links: list[str]) -> list[str]:
-    """As many as a sentence may have, and how many there are besides."""
+    """Return as many `links` as a sentence may name, and the number of the others."""
     if len(links) <= MOST_NAMED:
         return links
     return [*links[:MOST_NAMED], f"and {len(links) - MOST_NAMED} more"]
 
 
 def link_in_words(conditions: Conditions | ReplicaConditions, link: tuple[int, int]) -> str:
-    """What a message takes on `link`, and how much of it because of its bytes."""
+    """Describe the milliseconds of a message on `link`, and how many of them its bytes take."""
     text = f"{1e3 * conditions.message_seconds(*link):.3g} ms"
     if seconds := conditions.passes(*link):
         rate = conditions.message_bytes / seconds / 1e6
@@ -40,7 +40,7 @@ def link_in_words(conditions: Conditions | ReplicaConditions, link: tuple[int, i
 def ports_in_words(
     conditions: Conditions | ReplicaConditions, links: Iterable[tuple[int, int]]
 ) -> str:
-    """What the `links` share with others at their ends, as the end of a sentence; or empty."""
+    """Describe the limited ports at the ends of `links`, to end a sentence; empty without any."""
     ends = sorted({worker for link in links for worker in link})
     return "".join(
         f"; {conditions.name(worker)} passes {conditions.message_bytes / seconds / 1e6:.3g} MB/s "
@@ -51,7 +51,7 @@ def ports_in_words(
 
 
 def out_of_bandwidth(conditions: Conditions) -> str:
-    """Which links set the pace of the pipeline, and what helps; empty where none does."""
+    """Describe the links that set the pace of the pipeline, and what helps; empty without any."""
     full = conditions.full_links
     if not full:
         return ""

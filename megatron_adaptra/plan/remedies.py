@@ -1,8 +1,8 @@
-"""What an iteration takes with each remedy for slow replicas: the rungs of the ladder, simulated.
+"""The time of an iteration with each remedy for slow replicas: the ladder's rungs, simulated.
 
 An iteration is the replicas' pipelines, the reduction of each stage's gradients, which begins when
 the last replica has come to it, and the optimizer step. A remedy is planned from one situation and
-may be simulated in another one: what was measured is not quite what comes.
+may be simulated in another one, as later iterations differ from the measured ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROUTES_OFF, ROUTES_SWAP, ROUTES_AUTO = ROUTE_MODES = ("off", "swap", "auto")  # 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The all-reduce of a stage's gradients over all replicas; of each stage alike.
+    """A reduction is the all-reduce of a stage's gradients over all replicas, alike at each stage.
 
     Args:
         nbytes: of a stage's gradients.
@@ -60,9 +60,9 @@ class Reduction:
             raise BadInput("bytes", self.nbytes, "at least 0")
 
     def seconds(self, choice: Choice, arrivals: tuple[float, ...]) -> float:
-        """From the last of the `arrivals`, by replica, to the end of the last one.
+        """Return the seconds from the last of the `arrivals`, by replica, to the last end.
 
-        `choice`: what runs; native is gloo's ring.
+        `choice`: the all-reduce that runs; native is gloo's ring.
         """
         ranks, ports = len(self.ports.out), self.ports
         if choice.native:
@@ -76,16 +76,16 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of a job, and what it may do about slow replicas.
+    """A situation describes a job, and the remedies for slow replicas that it allows.
 
     Args:
         conditions: of all workers; none is dead. Its step begins when all gradients are reduced.
-        reduction: None where it takes no time, or nobody knows.
+        reduction: None where it takes no time, or its time is not known.
         sends: "eager" or "rendezvous".
-        policy: by which each replica plans its own pipeline.
+        policy: the one by which each replica plans its own pipeline.
         allreduce: shares of a collective are allowed (`--adaptra-allreduce auto`).
         routes: which ones are allowed, of ROUTE_MODES (`--adaptra-reroute`).
-        ops: that a search for routes schedules at most.
+        ops: the most that a search for routes schedules.
 
     Raises:
         BadInput: a worker is dead, there is no such mode, or there are not as many ports.
@@ -114,7 +114,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Applied:
-    """What an iteration runs.
+    """An applied remedy holds the schedules and the all-reduces that an iteration runs.
 
     Args:
         pipelines: by replica, the schedule of its own pipeline; () where `joint` has all.
@@ -129,13 +129,13 @@ class Applied:
 
 @dataclass(frozen=True)
 class PlannedLadder(Ladder):
-    """With what each remedy runs, by its name, and FULL; those that cannot be had are missing."""
+    """A planned ladder has what each available remedy, and FULL, runs in an iteration, by name."""
 
     applied: Mapping[str, Applied] = field(default_factory=dict)
 
 
 def seconds_of(situation: Situation, applied: Applied) -> float:
-    """What an iteration of `applied` takes in a `situation`, in which it may not be planned."""
+    """Return the seconds of an iteration of `applied` in any `situation`, planned for it or not."""
     ends, step = _ends(situation, applied), situation.conditions.pipeline.step_seconds
     stages, last = situation.conditions.stages, 0.0
     for stage in range(stages):
@@ -150,7 +150,7 @@ def seconds_of(situation: Situation, applied: Applied) -> float:
 
 
 def plan_remedies(situation: Situation, min_gain: float) -> PlannedLadder:
-    """All remedies for a `situation`, what they leave, and the cheapest that is enough.
+    """Plan all remedies for a `situation`, and choose the cheapest that is enough.
 
     It is a pure function. `min_gain`: see `climb`. Raises BadInput where not even stock fits into
     the memory for activations, or `min_gain` is below 0.
@@ -165,7 +165,7 @@ def plan_remedies(situation: Situation, min_gain: float) -> PlannedLadder:
 
 
 class _Planner:
-    """Adds one remedy after the other."""
+    """A planner adds one remedy after the other."""
 
     def __init__(self, situation: Situation) -> None:
         self._situation, self._conditions = situation, situation.conditions
@@ -178,7 +178,7 @@ class _Planner:
         self.remedies: list[Remedy] = []
 
     def _add(self, name: str, applied: Applied, why: str) -> None:
-        """A remedy that is slower than nothing leaves what nothing does."""
+        """Add a remedy; one that makes an iteration longer is replaced by FULL and its time."""
         seconds = seconds_of(self._situation, applied)
         if seconds > self.full:
             seconds, applied = self.full, self.applied[FULL]
@@ -189,7 +189,7 @@ class _Planner:
         self.remedies.append(Remedy(name, None, why))
 
     def order(self) -> None:
-        """Each pipeline by a plan of its own, where that is faster."""
+        """Add another order: each pipeline by a plan of its own, where that is faster."""
         c, policy, known = self._conditions, self._situation.policy, list[Conditions]()
         made = list[Schedule]()
         chosen = []
@@ -206,7 +206,7 @@ class _Planner:
         self._add(ORDER, Applied(tuple(chosen)), why)
 
     def collective(self) -> None:
-        """The all-reduce that is the fastest for how late replicas come."""
+        """Add the all-reduce that is the fastest for the lateness of the replicas."""
         if not self._situation.allreduce:
             self._without(COLLECTIVE, "it is not allowed: --adaptra-allreduce auto is")
             return
@@ -229,7 +229,7 @@ class _Planner:
         return choose_all_reduce(figures, native, 0.0).choice
 
     def routes(self) -> None:
-        """The best of the moves that are allowed."""
+        """Add the best of the moves that are allowed."""
         mode, c = self._situation.routes, self._conditions
         if mode == ROUTES_OFF:
             self._without(ROUTES, "they are not allowed: --adaptra-reroute swap or auto are")
@@ -251,7 +251,7 @@ class _Planner:
         self._add(ROUTES, best, "no path between replicas helps" if name == NONE else f"{name}")
 
     def shares(self) -> None:
-        """Fewer microbatches for slow replicas."""
+        """Add fewer microbatches for slow replicas."""
         sends = self._situation.sends
         try:
             plan = share_pipelines(self._conditions, sends, policy=STOCK)
@@ -263,7 +263,7 @@ class _Planner:
 
 
 def _ends(situation: Situation, applied: Applied) -> tuple[float, ...]:
-    """By worker, seconds until it has computed all of its own."""
+    """Return, by worker, the seconds until it has computed all of its ops."""
     c, sends = situation.conditions, situation.sends
     if applied.joint is not None:
         return _ends_of(evaluate_replicas(applied.joint, c, sends).timeline, c.workers)

@@ -1,4 +1,4 @@
-"""`adaptive`: every lever the job allows, within its budget, judged by the simulator.
+"""The policy `adaptive`: every lever the job allows, within its budget, by the simulator.
 
 List scheduling by tuned rules gives orders, tabu search on the longest path improves the best of
 them, and the schedules that others would run compete: the plan is never slower than these.
@@ -39,7 +39,7 @@ LEADERS, SHARE = 3, 0.1  # orders that tabu search starts from, and what each ge
 
 @planner("adaptive")
 def adaptive(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """The fastest order of F, I, W and R within the budget that the search finds.
+    """Find the fastest order of F, I, W and R within the budget.
 
     `sends`: "eager" or "rendezvous"; `time_limit`: seconds, or None to count ops.
     """
@@ -56,7 +56,7 @@ def adaptive(conditions: Conditions, sends: str, time_limit: float | None) -> Sc
 
 
 def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """The best schedule that the search or a rival has; of equals the one that holds least.
+    """Find the best schedule of the search and of its rivals; of equals the one that holds least.
 
     `sends` and `time_limit` as for `adaptive`; no link has jitter.
     """
@@ -80,7 +80,7 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
 
 
 def orders(shop: JobShop, time_limit: float | None) -> Iterator[Order]:
-    """Without recompute; then, where it is allowed and something is left to gain, with it.
+    """Yield an order without recompute; then, where it is allowed and may gain, one with it.
 
     `time_limit`: seconds for both, or None.
     """
@@ -100,7 +100,7 @@ def orders(shop: JobShop, time_limit: float | None) -> Iterator[Order]:
 
 
 def limited(time_limit: float | None, share: float) -> float | None:
-    """That `share` of a `time_limit`, if there is one."""
+    """Return that `share` of a `time_limit`; None where there is no limit."""
     return None if time_limit is None else share * time_limit
 
 
@@ -137,9 +137,9 @@ def _bound(shop: JobShop) -> float:
 def rivals(
     conditions: Conditions, sends: str, names: tuple[str, ...], end: float
 ) -> Iterator[Schedule]:
-    """What the policies called `names` would run under such `sends`, as far as it fits.
+    """Yield the schedules of the policies `names` under such `sends`, where memory is enough.
 
-    `end`: of their searches, by the clock.
+    `end`: the moment at which their searches end, on the monotonic clock.
     """
     for name in names:
         try:
@@ -156,7 +156,7 @@ def _simulated(schedule: Schedule, conditions: Conditions, sends: str) -> float:
 
 
 def explain(schedule: Schedule, conditions: Conditions) -> str:
-    """The plan in one sentence."""
+    """Describe the plan in one sentence."""
     ops = [op.kind for line in schedule.order for op in line]
     what = [f"warmup {brief(schedule.warmup)}"]
     split, whole = ops.count(Kind.I), ops.count(Kind.B)

@@ -1,4 +1,4 @@
-"""What a planner returns, and the table of planners."""
+"""Plans of pipelines, which planners return, and the table of planners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ K = TypeVar("K")  # conditions
 
 @dataclass(frozen=True)
 class Evaluated(ABC, Generic[K]):
-    """A schedule, what it should take under some conditions, and how far from the best that is.
+    """An evaluation predicts the time of a schedule, and its gap to the lower bound.
 
     Args:
         schedule: of a pipeline, or of several replicas.
@@ -46,7 +46,7 @@ class Evaluated(ABC, Generic[K]):
 
     @cached_property
     def peak_in_flight(self) -> tuple[float, ...]:
-        """Microbatches whose activations a worker holds at most, per worker."""
+        """The most microbatches whose activations a worker holds, per worker."""
         return self.schedule.peak_in_flight()
 
     @property
@@ -56,19 +56,19 @@ class Evaluated(ABC, Generic[K]):
 
     @property
     def gap(self) -> float:
-        """How much of the lower bound the plan lies above it; no schedule gains more than that."""
+        """The share of the lower bound that the plan takes beyond it; no schedule gains more."""
         return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
 
 
 class Plan(Evaluated[Conditions]):
-    """Of one pipeline."""
+    """A plan evaluates the schedule of one pipeline."""
 
     @cached_property
     def lower_bound(self) -> float:
         return lower_bound(self.conditions)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `adaptra plan --json` prints, less what compares it with stock."""
+        """Return the object that `adaptra plan --json` prints, without the figures of stock."""
         return {
             "policy": self.schedule.policy,
             "why": self.schedule.why,
@@ -85,8 +85,8 @@ class Plan(Evaluated[Conditions]):
 Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
 SEARCHING = ("adaptive", "warmup")
-FIXED = 4.0  # what is done to any plan, and to find one by a quick rule, in times of evaluating it
-RANKED = 8.0  # the same, where plans have to be simulated to choose one
+FIXED = 4.0  # the cost of any plan by a quick rule, in multiples of one evaluation
+RANKED = 8.0  # the cost beyond that where plans have to be simulated to choose one
 
 
 def planner(name: str) -> Callable[[Planner], Planner]:
@@ -125,10 +125,10 @@ def make_plan(
 
 
 def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
-    """Seconds of a `time_limit` that a planner may search; 0 where only a quick rule has time.
+    """Return the seconds of a `time_limit` left for search; 0 if only a quick rule has time.
 
-    The rest goes to what is done to any plan. `sends`: see `make_plan`. Raises BadInput where that
-    takes longer.
+    The others go to the steps that each plan needs. `sends`: see `make_plan`. Raises BadInput where
+    these take longer than the limit.
     """
     begun, (fixed, unit) = end_of(0.0), least_time(conditions, sends)
     if time_limit < fixed:
@@ -139,10 +139,10 @@ def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
 
 
 def least_time(conditions: Conditions, sends: str) -> tuple[float, float]:
-    """Seconds that a plan takes here without any search, and what simulating one takes of that.
+    """Return the seconds of a plan without any search, and those of one evaluation.
 
-    It is found by a rule, simulated and proven, and so is stock. How long that takes on this
-    machine a small job shows. `sends`: see `make_plan`.
+    The plan is found by a rule, simulated and proven, and so is stock. A small job is timed to
+    estimate both on this machine. `sends`: see `make_plan`.
     """
     stages, count = 4, 16
     even = (1.0,) * stages
@@ -160,7 +160,7 @@ def least_time(conditions: Conditions, sends: str) -> tuple[float, float]:
 def evaluate(
     schedule: Schedule, conditions: Conditions, sends: str = "eager", ahead: int | None = None
 ) -> Plan:
-    """A Plan for a schedule that is already there.
+    """Return a Plan for a schedule that is already there.
 
     `sends`: "eager" or "rendezvous". `ahead`: see `lower`.
     """

@@ -27,10 +27,10 @@ SEARCH_CHOICES = 500, 2_000  # ... but no fewer and no more choices than these
 
 
 class DepthSearch:
-    """`run` gives the fastest warmup depths within the budget, the shallowest of these.
+    """A depth search finds the fastest warmup depths within the budget, the shallowest of these.
 
     `sends`: "eager" or "rendezvous". `delta`: forwards by which a depth changes. `end`: of the
-    search, by the clock.
+    search, on the monotonic clock.
     """
 
     def __init__(self, conditions: Conditions, sends: str, end: float = math.inf) -> None:
@@ -53,15 +53,15 @@ class DepthSearch:
         self.limit = max(least, min(most, SEARCH_OPS // ops))
 
     def run(self) -> Depths:
-        """Every choice where there are few; else a local search."""
+        """Try every choice where there are few; else search locally."""
         return self.exhaustive() if self.small else self.climb()
 
     def quanta(self, seconds: float) -> int:
-        """`seconds` in units below which they do not count: makes the ranks a total order."""
+        """Round `seconds` to units below which they do not count: ranks get a total order."""
         return round(seconds / self.quantum)
 
     def rank(self, depths: Depths) -> Rank:
-        """What is to be least: time, then activations in flight."""
+        """Return the sort key of `depths`, the least is best: time, then activations in flight."""
         known = self.ranks.get(depths)
         if known is None:
             known = self.quanta(self.clock.seconds(depths)), sum(depths), depths
@@ -69,13 +69,13 @@ class DepthSearch:
         return known
 
     def improves(self, depths: Depths, best: Depths) -> bool:
-        """Whether `depths` rank before `best`; timed only if they might."""
+        """Return whether `depths` rank before `best`; time them only if they might."""
         if (self.fastest, sum(depths), depths) >= self.rank(best):
             return False  # not even at the lower bound, so it need not be timed
         return self.rank(depths) < self.rank(best)
 
     def exhaustive(self) -> Depths:
-        """The best of all choices."""
+        """Return the best of all choices."""
         shallow_first = sorted(choices(self.caps), key=lambda depths: (sum(depths), depths))
         best = shallow_first[0]
         for depths in shallow_first:
@@ -86,7 +86,7 @@ class DepthSearch:
         return best
 
     def climb(self) -> Depths:
-        """Descend from every start; then look further around the best of what that gave."""
+        """Descend from every start; then search further around the best result."""
         best, starts = self.caps, self.starts()
         if late(self.end):  # the closed form, as it is
             shares = spread(slack_to_hide(self.conditions), self.caps, 1.0)
@@ -105,11 +105,11 @@ class DepthSearch:
 
     @property
     def spent(self) -> bool:
-        """Whether as many choices have been timed as may be."""
+        """True where as many choices have been timed as allowed, or the time is over."""
         return len(self.ranks) >= self.limit or late(self.end)
 
     def descend(self, best: Depths, step: int | None = None) -> Depths:
-        """Moves of `step` while they help, then of half of it, down to 1."""
+        """Improve `best` by moves of `step` while they help, then of half of it, down to 1."""
         step = max(1, self.conditions.microbatches // 4) if step is None else step
         while step and not self.spent:
             before = best
@@ -125,7 +125,7 @@ class DepthSearch:
         return best
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """An end of the pipeline, or one stage: what one step moves."""
+        """Yield first and last of the stages that one step moves: all at an end, or one stage."""
         last = self.conditions.stages - 1
         for s in range(last + 1):
             yield 0, s
@@ -135,9 +135,9 @@ class DepthSearch:
                 yield s, last
 
     def moved(self, depths: Depths, first: int, last: int, delta: int) -> Depths:
-        """The stages from `first` to `last` changed by `delta`.
+        """Return `depths` with those of the stages `first` to `last` changed by `delta`.
 
-        As far as the budget and the neighbours allow.
+        They change as far as the budget and the neighbours allow.
         """
         out = list(depths)
         low = depths[last + 1] if last + 1 < len(depths) else 1
@@ -147,7 +147,7 @@ class DepthSearch:
         return tuple(out)
 
     def wider(self, best: Depths) -> Iterator[Depths]:
-        """One step of any run of stages, or of any two stages, each up or down."""
+        """Yield `best` with one step of any run of stages, or of any two, each up or down."""
         stages = range(len(best))
         for first in stages:
             for last in stages[first + 1 :]:
@@ -163,7 +163,7 @@ class DepthSearch:
                     return
 
     def starts(self) -> list[Depths]:
-        """The closed form, 1F1B, all the memory there is, and fair shares of it."""
+        """Return the starts: the closed form, 1F1B, all the memory, and fair shares of it."""
         c = self.conditions
         slack, unlimited = slack_to_hide(c), (math.inf,) * c.stages
         profiles = [
@@ -178,7 +178,7 @@ class DepthSearch:
         return list(dict.fromkeys(starts))
 
     def fit(self, depths: Iterable[int]) -> Depths:
-        """The `depths`, one per stage, cut to the budget; never increasing."""
+        """Cut the `depths`, one per stage, to the budget, so that they never increase."""
         out, limit = [], self.caps[0]
         for depth, cap in zip(depths, self.caps, strict=True):
             limit = max(1, min(limit, depth, cap))
@@ -187,7 +187,7 @@ class DepthSearch:
 
 
 def slack_to_hide(c: Conditions) -> list[float]:
-    """Per link, the slack that hides its round trip: 1, and one more per period of it.
+    """Return, per link, the slack that hides its round trip: 1, and one more per period of it.
 
     Slack is the difference of the warmup depths of the two stages, in microbatches.
     """
@@ -199,10 +199,10 @@ def slack_to_hide(c: Conditions) -> list[float]:
 
 
 def spread(slack: list[float], caps: Sequence[float], steepest: float) -> list[float]:
-    """Depths, from 1 on the last stage, that rise in proportion to `slack` and keep to `caps`.
+    """Return depths, 1 on the last stage, that rise in proportion to `slack`, up to `caps`.
 
-    `slack` is per link, `caps` per stage, in microbatches. They rise by up to `steepest` times the
-    slack; where a cap is in the way, every link below it takes the same smaller share.
+    `slack` is per link, `caps` per stage, in microbatches. Depths rise by up to `steepest` times
+    the slack; where a cap is in the way, every link below it takes the same smaller share.
     """
     along = [0.0]  # slack between the last stage and each stage, from the last stage up
     for share in reversed(slack):
@@ -222,7 +222,7 @@ def spread(slack: list[float], caps: Sequence[float], steepest: float) -> list[f
 
 
 def count_choices(caps: Depths) -> int:
-    """How many depths there are that never increase and keep to the caps."""
+    """Count the depths that never increase and keep to the caps."""
     ways = [1] * caps[-1]  # per depth of the first stage of an end of the pipeline, less 1
     for cap in reversed(caps[:-1]):
         deep = len(ways)
@@ -232,7 +232,7 @@ def count_choices(caps: Depths) -> int:
 
 
 def choices(caps: Depths) -> Iterator[Depths]:
-    """All depths that never increase and keep to the caps."""
+    """Yield all depths that never increase and keep to the caps."""
     ends: list[Depths] = [()]
     for cap in reversed(caps):
         ends = [(depth, *end) for end in ends for depth in range(end[0] if end else 1, cap + 1)]

@@ -1,4 +1,4 @@
-"""What a job starts with, and stays with under a policy that does not adapt."""
+"""The schedule that a job starts with, and that it keeps under a policy that does not adapt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 def starting_schedule(
     policy: str, stages: int, microbatches: int, chunks: int, budget: float, recompute: bool
 ) -> Schedule:
-    """The schedule of a fixed policy; of `adaptive`, the one that Megatron runs.
+    """Return the schedule of a fixed policy; for `adaptive`, the one that Megatron runs.
 
     `policy` is a name, for so many `stages`, `microbatches` and `chunks` per stage. `recompute`: a
     fixed policy recomputes everything. `budget`: microbatches in flight; 1F1B keeps to it. Raises
@@ -32,15 +32,15 @@ def starting_schedule(
 
 
 def over_own_messages(schedule: Schedule) -> Schedule:
-    """The same order, left to Megatron with its own messages: what a healthy job on GPUs runs."""
+    """Return the order for Megatron's own code and messages, which a healthy job on GPUs runs."""
     return replace(schedule, policy=STOCK, why="Megatron's own schedule over its own messages")
 
 
 def recomputed(schedule: Schedule) -> Schedule:
-    """The same order with every forward recomputed right before its backward.
+    """Return the same order with every forward recomputed right before its backward.
 
-    Not where the backward follows at once, nor at the model's last position: its backward need not
-    wait for anybody.
+    Two kinds are not: those whose backward follows at once, and those at the model's last position,
+    where the backward waits for no message.
     """
     last = schedule.stages * schedule.chunks - 1
 
@@ -59,10 +59,10 @@ def recomputed(schedule: Schedule) -> Schedule:
 
 
 def trial(schedule: Schedule, split: bool, recompute: bool) -> Schedule:
-    """The same order with the first microbatch in halves (`split`) and made again (`recompute`).
+    """Return the order with microbatch 0 in halves (`split`) and made again (`recompute`).
 
-    As far as that is possible. What a job runs at its very start, so that a planner knows what
-    these ops cost. No stage holds more than it does without.
+    A job runs it at its very start, so that a planner learns what these ops cost. No stage holds
+    more than without them.
     """
 
     def ops(op: Op) -> Line:

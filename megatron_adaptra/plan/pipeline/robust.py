@@ -1,4 +1,4 @@
-"""Plans for delays that vary: not for their mean, but for the quantile that pays in the mean.
+"""Plans for delays that vary: for the quantile of them whose plan is the fastest on average.
 
 A pipeline suffers more from a delay that is longer than planned for than it gains from a shorter
 one, so planning for a high quantile is often better on average. Which quantile is decided by draws
@@ -23,11 +23,11 @@ from megatron_adaptra.sim.jitter import draws, log_deviation
 QUANTILES = (0.75, 0.9)
 DRAWS, SEED = 240, 20250419
 FEW = 30  # draws that decide nothing
-CERTAIN = 3.0  # standard errors by which another plan has to be better than that for the mean
+CERTAIN = 3.0  # standard errors by which another plan has to beat the one for the mean delays
 
 
 def candidates(conditions: Conditions) -> list[Conditions]:
-    """The job at its mean delays, then at high quantiles of them."""
+    """Return the job at its mean delays, then at high quantiles of them."""
     out = [replace(conditions, links=_links(conditions, None))]
     out += [replace(conditions, links=_links(conditions, q)) for q in QUANTILES]
     return out
@@ -44,7 +44,7 @@ def _links(conditions: Conditions, quantile: float | None) -> dict[tuple[int, in
 
 
 def lognormal_quantile(link: LinkState, quantile: float) -> float:
-    """That `quantile`, 0 to 1, of the lognormal delay, in seconds, that `sim.jitter` draws."""
+    """Return the `quantile`, 0 to 1, in seconds, of the delay that `sim.jitter` draws."""
     if link.delay <= 0 or link.jitter <= 0:
         return link.delay
     sigma = log_deviation(link.delay, link.jitter)
@@ -54,9 +54,9 @@ def lognormal_quantile(link: LinkState, quantile: float) -> float:
 def least_mean(
     plans: Sequence[Schedule], conditions: Conditions, sends: str, end: float = math.inf
 ) -> Schedule:
-    """The plan with the least mean over draws; the first, unless another is better for certain.
+    """Return the plan with the least mean over draws; the first, unless another surely beats it.
 
-    `sends`: "eager" or "rendezvous". `end`: of the draws, by the clock.
+    `sends`: "eager" or "rendezvous". `end`: of the draws, on the monotonic clock.
     """
     samples: list[list[float]] = [[] for _ in plans]
     plain = exact_times(conditions, sends)
@@ -76,7 +76,7 @@ def least_mean(
 
 
 def _seconds(plan: Schedule, drawn: Conditions, sends: str, shop: JobShop | None) -> float:
-    """Far sooner by the shop where it knows all there is; a whole backward counts as two halves."""
+    """Return the makespan: of the `shop`, which is quicker and halves backwards, or simulated."""
     if shop is None:
         return simulate(lower(plan), drawn, sends).makespan
     timing = shop.time(shop.order_of(plan))

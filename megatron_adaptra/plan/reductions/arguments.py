@@ -1,4 +1,4 @@
-"""What builders of collective plans are given, and its limits."""
+"""The arguments of builders of collective plans: their limits, and short forms of ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from megatron_adaptra.ir.collective import Action, CollectiveOp
 
 
 def whole(name: str, value: object, least: int) -> int:
-    """`value`, if it is a whole number of at least `least`; raises BadInput, of `name`."""
+    """Return `value` if it is a whole number of at least `least`; else raise BadInput of `name`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise BadInput(name, value, f"it has to be a whole number of at least {least}")
     return value

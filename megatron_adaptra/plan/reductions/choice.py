@@ -1,6 +1,6 @@
-"""What ranks run to reduce: plain data, the same on all of them, from which each makes its plan.
+"""The choice of a reduction: plain data, the same on all ranks, from which each makes its plan.
 
-A plan may have thousands of ops, and each size of buffer has its own. What ranks agree on is this.
+A plan may have thousands of ops, and each size of buffer has its own. So ranks agree on the choice.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from megatron_adaptra.plan.reductions.stragglar import stragglar
 
 NATIVE = "native"
 CHOICES = (NATIVE, "ring", "halving-doubling", "direct", "stragglar", "sorted-chain")
-LONGEST = 1 << 20  # pieces, ranks or parts of a share: what is more is no choice but damage
+LONGEST = 1 << 20  # pieces, ranks or parts of a share: larger numbers are damaged data
 _LATE, _PIECES = ("stragglar", "sorted-chain"), ("ring", "direct", *("stragglar", "sorted-chain"))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An all-reduce of so many `ranks`, or a reduce-scatter and the all-gather after it.
+    """A choice names an all-reduce, or a reduce-scatter and the all-gather after it.
 
     Args:
         ranks: at least 1.
-        algorithm: one of CHOICES; native: what the framework runs.
+        algorithm: one of CHOICES; native: the framework's own.
         pieces: `cut` of a ring, `pieces` of direct and of a chain, `k` of StragglAR; 0 for others.
-        shares: of direct, by rank, what it owns of the buffer, of their sum; () for others.
+        shares: of direct, by rank, its part of the buffer, as a share of their sum; () for others.
         late: the late rank of StragglAR; the ranks at the end of a chain, in the order in which
             they arrive; () for others.
         sharded: a reduce-scatter into equal shards, which have no owners to choose: by native, or
             one of SHARDED.
 
     Raises:
-        BadInput: what no builder takes, or an argument that the algorithm has not.
+        BadInput: arguments that no builder takes, or that the algorithm does not have.
     """
 
     ranks: int
@@ -84,15 +84,15 @@ class Choice:
 
     @property
     def native(self) -> bool:
-        """Whether the framework's own all-reduce runs."""
+        """True where the framework's own collectives run."""
         return self.algorithm == NATIVE
 
     def by_native(self) -> Choice:
-        """The same by the framework's own collectives."""
+        """Return the same reduction by the framework's own collectives."""
         return Choice(self.ranks, sharded=self.sharded)
 
     def plan(self) -> CollectivePlan | None:
-        """The plan that all ranks run; None for native. Equal choices have equal plans."""
+        """Return the plan that all ranks run; None for native. Equal choices have equal plans."""
         if self.sharded and not self.native:
             return sharded_plan(Goal.REDUCE_SCATTER, self.algorithm, self.ranks, self.pieces)
         if self.algorithm == "ring":
@@ -109,13 +109,13 @@ class Choice:
         return None
 
     def gathering(self) -> CollectivePlan | None:
-        """The same of the all-gather after a reduce-scatter; None where there is none, too."""
+        """Return the plan of the all-gather after a reduce-scatter; None for native, or none."""
         if not self.sharded or self.native:
             return None
         return sharded_plan(Goal.ALL_GATHER, self.algorithm, self.ranks, self.pieces)
 
     def transfers(self) -> int:
-        """About how many messages it has: what it costs to make its plan, and to simulate it."""
+        """Return about how many messages it has: the cost of its plan and its simulation."""
         others, pieces = self.ranks - 1, self.pieces
         if self.shares:
             most = max(self.shares)
@@ -129,7 +129,7 @@ class Choice:
         return 2 * max(1, pieces) * self.ranks * others
 
     def __str__(self) -> str:
-        """In a decision: `direct, nothing owned by 2`."""
+        """Return the words in a decision: `direct, nothing owned by 2`."""
         if self.shares:
             return f"direct, {_owned(self.shares)}"
         if self.late:
@@ -138,13 +138,13 @@ class Choice:
         return self.algorithm
 
     def to_json(self) -> Any:
-        """As json.dump takes it; equal choices give equal text."""
+        """Return an object for json.dump; equal choices give equal text."""
         found = asdict(self)
         return found | {"shares": list(self.shares), "late": list(self.late)}
 
     @classmethod
     def from_json(cls, data: object) -> Choice:
-        """What `to_json` has made of a choice: `data`, read from JSON. Raises BadInput."""
+        """Read a choice from `data`, the JSON object of `to_json`. Raises BadInput."""
         with reading("all-reduce", data):
             given = dict(data)  # type: ignore[call-overload]
             given |= {name: tuple(given[name]) for name in ("shares", "late")}

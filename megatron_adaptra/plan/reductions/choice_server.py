@@ -16,7 +16,7 @@ from megatron_adaptra.plan.reductions.shard_selector import choose_shards
 
 
 def choose(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-    """What to run from now on, of whole buffers or of shards, as `in_force` is.
+    """Choose the reduction to run from now on, of whole buffers or of shards, as `in_force` is.
 
     Args:
         figures, in_force, min_gain: see `choose_all_reduce` and `choose_shards`.
@@ -28,7 +28,7 @@ def choose(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What `choose` finds for a `request`."""
+    """Return the choice for a `request`, as an object for json.dump."""
     figures, in_force = Figures.from_json(request["figures"]), Choice.from_json(request["in_force"])
     return choose(figures, in_force, request["min_gain"]).to_json()
 

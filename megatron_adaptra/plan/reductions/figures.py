@@ -1,4 +1,4 @@
-"""What is known of the all-reduce of a data-parallel group: the only input of what chooses one."""
+"""Figures of the all-reduce of a data-parallel group: the only input of the selector."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.reductions.owners import very_late
 from megatron_adaptra.sim.ports import Ports
 
-STANDS_OUT = 0.1  # of a buffer's seconds, or of a rate: what is less is noise
+STANDS_OUT = 0.1  # share of a buffer's seconds, or of a rate, below which differences are noise
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of an all-reduce: the only input of the selector, the same on all ranks.
+    """A set of figures describes an all-reduce: the selector's only input, equal on all ranks.
 
     Args:
         nbytes: of all buffers.
@@ -33,7 +33,7 @@ class Figures:
             hides them.
 
     Raises:
-        BadInput: another number of ports than ranks, or seconds or bytes that there are not.
+        BadInput: another number of ports than ranks, or impossible seconds or bytes.
     """
 
     nbytes: int
@@ -61,26 +61,26 @@ class Figures:
 
     @property
     def ranks(self) -> int:
-        """How many take part."""
+        """The number of ranks that take part."""
         return len(self.lateness)
 
     @property
     def buffer(self) -> float:
-        """Seconds of all buffers through an ordinary port."""
+        """The seconds of all buffers through an ordinary port."""
         return self.nbytes / median_low([*self.ports.out, *self.ports.into])
 
     @property
     def very_late(self) -> tuple[int, ...]:
-        """Ranks that must own nothing of what is chosen from these figures; see owners.py."""
+        """The ranks that must own nothing in a choice by these figures; see owners.py."""
         return very_late(self.buffer, self.lateness)
 
     @property
     def mean_buffer(self) -> int:
-        """Bytes of a buffer."""
+        """The bytes of a buffer, on average."""
         return self.nbytes // self.buffers.count
 
     def rounded(self) -> Figures:
-        """With ten digits of each: what differs in the last bits alone is the same here.
+        """Return the figures with ten digits each: differences in the last bits do not count.
 
         Lateness counts from the first rank on.
         """
@@ -109,7 +109,7 @@ class Figures:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump, in seconds and bytes per second; null stands for infinity."""
+        """Return an object for json.dump, in seconds and bytes per second; null is infinity."""
         ports = self.ports
         return {
             "bytes": self.nbytes,
@@ -133,7 +133,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, data: object) -> Figures:
-        """What `to_json` has made of figures: `data`, read from JSON. Raises BadInput."""
+        """Read figures from `data`, the JSON object of `to_json`. Raises BadInput."""
         with reading("figures of an all-reduce", data):
             given = dict(data)  # type: ignore[call-overload]
             paths = {}
@@ -153,7 +153,7 @@ class Figures:
 
     @property
     def stands_out(self) -> bool:
-        """Whether a rank is late, a port is slow or a path is."""
+        """True where a rank is late, or a port or a path is slow."""
         least = STANDS_OUT * self.buffer
         if any(late > least for late in self.lateness):
             return True

@@ -10,7 +10,7 @@ from megatron_adaptra.plan.reductions.arguments import add, part, take, total, w
 
 @lru_cache(maxsize=64, typed=True)
 def halving_doubling(ranks: int) -> CollectivePlan:
-    """Few messages: each rank exchanges half of what is left with a partner, then gathers back.
+    """Return a plan of few messages: ranks exchange halves with partners, then gather back.
 
     `ranks`: how many. Beyond the largest power of two, each rank first gives all it has to a
     partner among the others, and receives the sums from it at the end, piece by piece. Raises
@@ -34,7 +34,7 @@ def halving_doubling(ranks: int) -> CollectivePlan:
 
 
 def _core_line(rank: int, core: int, extra: int | None) -> list[CollectiveOp]:
-    """Of a rank below `core`; `extra` is the rank that it stands for as well, if there is one."""
+    """Return the line of a rank below `core`; `extra`: the rank that it stands for too, or None."""
     line: list[CollectiveOp] = []
     if extra is not None:
         line += [add(piece, rank, extra) for piece in range(core)]
@@ -61,7 +61,7 @@ def _core_line(rank: int, core: int, extra: int | None) -> list[CollectiveOp]:
 
 
 def _gathered(rank: int, core: int) -> list[int]:
-    """The pieces in the order in which `rank` comes to have their sums."""
+    """Return the pieces in the order in which `rank` gets their sums."""
     pieces, length = [rank], 1
     while length < core:
         first = (rank ^ length) // length * length

@@ -1,4 +1,4 @@
-"""Which share of the buffer each rank should own, in `direct`, by its lateness and its ports.
+"""The shares of the buffer that ranks own in `direct`, by their lateness and their ports.
 
 An owner sends what it owns N - 1 times, as sums, and the rest once, as its part. So a rank that is
 late, or whose port is slow, owns less. Ranks that are alike own alike.
@@ -22,7 +22,7 @@ _FACTORS = (0.0, 0.5, 0.75, 1.25, 1.5)  # by which the share of a kind of ranks 
 
 
 def very_late(buffer: float, lateness: Sequence[float]) -> tuple[int, ...]:
-    """Ranks that must own nothing: what they own would come with the last of all parts, or later.
+    """Return the ranks that must own nothing: their shares would come last of all, or later.
 
     One that comes well before the last rank has time for its share, however late it is.
 
@@ -39,7 +39,7 @@ def very_late(buffer: float, lateness: Sequence[float]) -> tuple[int, ...]:
 
 
 def kinds(buffer: float, ports: Ports, lateness: Sequence[float]) -> list[int]:
-    """By rank, the number of its kind: ranks of one kind are alike. The largest is kind 0.
+    """Return, by rank, the number of its kind, whose ranks are alike. The largest is kind 0.
 
     Args:
         buffer: seconds of the whole buffer through an ordinary port.
@@ -65,13 +65,13 @@ def _steps(rate: float, middle: float) -> int:
 def first_shares(
     buffer: float, ports: Ports, lateness: Sequence[float]
 ) -> Iterator[tuple[int, ...]]:
-    """Shares to begin with, the best guess first: without the latest, by what ports can do.
+    """Yield shares to begin with, the best guess first: by the ports, and without the latest.
 
     `buffer`, `ports`, `lateness`: as for `kinds`.
     """
     ranks = len(lateness)
     worth = [min(out, into) for out, into in zip(ports.out, ports.into, strict=True)]
-    # What the ports of an owner can do beside its own part.
+    # The rates of an owner's ports beside its own part.
     slowest, most = min(worth), max(worth)
     spare = [rate - slowest if slowest < most else rate for rate in worth]
     order = sorted(range(ranks), key=lambda rank: (-lateness[rank], rank))
@@ -89,13 +89,13 @@ def first_shares(
 
 
 def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
-    """The `weights`, some above 0, as whole numbers up to FULL."""
+    """Return the `weights`, some above 0, as whole numbers up to FULL."""
     most = max(weights)
     return tuple(round(FULL * weight / most) for weight in weights)
 
 
 def changed(shares: Sequence[int], of: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Shares that differ from `shares` in those of one kind of ranks.
+    """Yield shares that differ from `shares` in those of one kind of ranks.
 
     `of`: by rank, the number of its kind.
     """

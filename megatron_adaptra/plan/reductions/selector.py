@@ -1,9 +1,9 @@
-"""`auto`: the all-reduce that the clock of ports finds fastest, where it gains enough.
+"""The selector of `auto`: the all-reduce that the clock of ports finds fastest, if it gains enough.
 
-Judged are the seconds from the arrival of the last rank to the end of the last one. Native stays
+It compares the seconds from the arrival of the last rank to the end of the last one. Native stays
 where nothing stands out (no rank is late, no port or path is slow), so that such a training keeps
-its bits, and where the gain is too small for what a clock can know. Equal figures give equal
-choices on all ranks: there is no chance in it, and its work is counted in messages, not in seconds.
+its bits, and where the gain is too small for the precision of the clock. Equal figures give equal
+choices on all ranks: nothing is random, and work is counted in messages, not in seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CERTAIN = 0.06
 MOST_RANKS = 128  # plans for more have too many messages to be judged while a training waits
 WORK = 40_000  # messages that are simulated for one choice, beside native's
 _ENOUGH = 0.02  # share that unequal shares have to gain over simpler ones: less is noise
-# Share by which a chain has to be faster than others: it needs all the lateness it was chosen for.
+# Share by which a chain has to be faster than others, as it gains only while ranks stay as late.
 _FRAGILE = 0.05
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """`choice`, and the seconds after the last arrival that it and native are predicted to take.
+    """A chosen `choice` has the predicted seconds after the last arrival, of it and of native.
 
     Both are 0 where nothing stands out, so that nothing was predicted. `besides`: seconds of an
     iteration that it saves elsewhere: of a reduce-scatter, in the all-gather after it.
@@ -47,11 +47,11 @@ class Chosen:
 
     @property
     def gain(self) -> float:
-        """Seconds of an iteration that it saves over native."""
+        """The seconds of an iteration that the choice saves over native."""
         return self.native - self.seconds + self.besides
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump."""
+        """Return an object for json.dump."""
         return {
             "choice": self.choice.to_json(), "seconds": self.seconds, "native": self.native,
             "besides": self.besides,
@@ -59,7 +59,7 @@ class Chosen:
 
     @classmethod
     def from_json(cls, data: object) -> Chosen:
-        """What `to_json` has made of a choice: `data`, read from JSON. Raises BadInput."""
+        """Read a chosen all-reduce from `data`, the JSON object of `to_json`. Raises BadInput."""
         with reading("all-reduce chosen", data):
             given = dict(data)  # type: ignore[call-overload]
             for name in ("seconds", "native"):
@@ -71,7 +71,7 @@ class Chosen:
 
 
 def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-    """The all-reduce to run from now on; `in_force` where no other one is clearly better.
+    """Choose the all-reduce to run from now on; `in_force` where no other is clearly better.
 
     Args:
         figures: what is known.
@@ -103,7 +103,7 @@ def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Ch
 
 
 def _saves(seconds: float, enough: float) -> bool:
-    """Whether they are something, and enough."""
+    """Return whether the saved `seconds` are above 0, and at least `enough`."""
     return seconds > 0 and seconds >= enough
 
 
@@ -112,12 +112,12 @@ def _odds(choice: Choice) -> float:
 
 
 def _most_pieces(job: AllReduce, algorithm: str) -> int:
-    """Into how many pieces it is worth while to cut all buffers, of the bytes of `job`."""
+    """Return how many pieces it is worth while to cut all buffers into, of the bytes of `job`."""
     return pieces_for(algorithm, job) if algorithm != "halving-doubling" else 0
 
 
 class _Search:
-    """The candidates for `figures`, and what the clock finds that they take."""
+    """A search times the candidates for `figures` by the clock of ports, up to WORK messages."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -131,7 +131,7 @@ class _Search:
         self.native = ring if figures.native is None else min(ring, figures.native)
 
     def _job(self, nbytes: int) -> AllReduce:
-        """As closed forms know it, of so many bytes."""
+        """Return the all-reduce of `nbytes` in the terms of the closed forms."""
         f, ports = self._figures, self._figures.ports
         return AllReduce(
             f.ranks, nbytes, median_low(ports.out), ports.delay, ports.cost, max(f.lateness),
@@ -139,18 +139,18 @@ class _Search:
         )  # fmt: skip
 
     def affords(self, choice: Choice) -> bool:
-        """Whether it has been simulated, or may be: its messages are within what is left."""
+        """Return whether its seconds are known, or the work left is enough to simulate it."""
         return choice.native or choice in self._seconds or self._work(choice) <= self._left
 
     def _work(self, choice: Choice) -> int:
-        """Messages that are simulated to judge it: see `simulated`."""
+        """Return how many messages are simulated to time it: see `simulated`."""
         f, one = self._figures, choice.transfers()
         if not f.buffers.overlap:
             return one if f.buffers.count == 1 else 2 * one
         return one + as_one(choice, f, self._most(choice.algorithm)).transfers()
 
     def seconds(self, choice: Choice) -> float:
-        """What it takes after the last arrival, to ten digits; native: as known."""
+        """Return its seconds after the last arrival, to ten digits; native's as known."""
         if choice.native:
             return self.native
         if choice not in self._seconds:
@@ -160,7 +160,7 @@ class _Search:
         return self._seconds[choice]
 
     def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
-        """Those that there was work left for, with nothing owned by who comes very late."""
+        """Simulate `choices` while work is left, with nothing owned by very late ranks."""
         found = []
         for choice in map(self._permitted, choices):
             if choice is not None and self.affords(choice):
@@ -169,10 +169,10 @@ class _Search:
         return found
 
     def _permitted(self, choice: Choice) -> Choice | None:
-        """The `choice` without what very late ranks own of it; None if nobody else owns anything.
+        """Return the `choice` with no shares of very late ranks; None if no other rank owns any.
 
-        The clock may find that they should own a little, but it does not know how much later still
-        they may come.
+        The clock may find that they should own a little, but it cannot predict how much later
+        still they may come.
         """
         late = self._very_late
         if not any(choice.shares[rank] for rank in late if choice.shares):
@@ -181,11 +181,11 @@ class _Search:
         return replace(choice, shares=shares) if any(shares) else None
 
     def chosen(self, choice: Choice) -> Chosen:
-        """The `choice` with its seconds."""
+        """Return the `choice` with its seconds."""
         return Chosen(choice, self.seconds(choice), self.native)
 
     def best(self) -> Choice | None:
-        """The fastest of what could be simulated; of equals the first. None: there was nothing."""
+        """Return the fastest of the simulated choices; of equals the first; None without any."""
         tried = self._simulated_of(self._simple())
         owners = [choice for choice in tried if choice.algorithm == "direct"]
         if owners:
@@ -193,7 +193,7 @@ class _Search:
         return min(tried, key=lambda choice: self.seconds(choice) * _odds(choice), default=None)
 
     def _simple(self) -> Iterator[Choice]:
-        """All but the search for shares, those that help most often first."""
+        """Yield all choices but those of the search for shares, the most often useful first."""
         f = self._figures
         ranks = f.ranks
         pieces = pieces_for("direct", self._buffer)
@@ -210,7 +210,7 @@ class _Search:
         yield Choice(ranks, "halving-doubling")
 
     def _best_shares(self, best: Choice) -> Choice:
-        """From these shares on: one kind of ranks at a time owns more or less."""
+        """Search for better shares than those of `best`, changing one kind of ranks at a time."""
         f = self._figures
         of = kinds(f.buffer, f.ports, f.lateness)
         before = None
@@ -221,7 +221,7 @@ class _Search:
         return self._fastest(best, [replace(best, pieces=cut) for cut in cuts])
 
     def _fastest(self, first: Choice, others: Sequence[Choice]) -> Choice:
-        """The fastest of the `others` that can be simulated, if it is clearly faster."""
+        """Return the fastest of `others` within the work left, if clearly faster; else `first`."""
         tried = self._simulated_of(others)
         best = min(tried, key=self.seconds, default=first)
         return best if self.seconds(best) < (1 - _ENOUGH) * self.seconds(first) else first

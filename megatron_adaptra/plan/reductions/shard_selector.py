@@ -1,15 +1,15 @@
-"""`auto` for shards: a reduce-scatter that crosses one delay, where that gains enough.
+"""The selector of `auto` for shards: a reduce-scatter across one delay, where it gains enough.
 
 A late rank sends (N - 1)/N of the buffer after it has come under any plan, so that lateness decides
-nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
+nothing here: a plan can only save delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
 
-Gradients that become ready while others are reduced hide all but the last of them. Of all-gathers
-what forwards hide is measured, and does not count.
+Gradients that become ready while others are reduced hide all but the last of them. The seconds of
+all-gathers that forwards hide are measured, and do not count.
 
 A plan has to save enough over a ring of our own, so that delays alone decide, and bits stay as they
-are without. What it then saves is more, since native is gloo's, whose reduce-scatter is an
-all-reduce and a copy: that is what is predicted.
+are without delays. The prediction compares it with native, over which it saves more: native is
+gloo's, whose reduce-scatter is an all-reduce and a copy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, by_gloo, nati
 from megatron_adaptra.plan.reductions.sized_shards import shard_pieces, sharded_plan
 from megatron_adaptra.sim.ports import run_on_ports
 
-# What `direct` has to gain over a ring: as much as the clock flatters it, in which messages of all
-# to all do not disturb each other in a receiver's queue (docs/evidence/allreduce.md).
+# The share that `direct` has to gain over a ring: the clock flatters it by as much, as messages of
+# all to all do not disturb each other in a receiver's queue there (docs/evidence/allreduce.md).
 CERTAIN = 0.1
 COLLECTIVES = 2  # of an iteration, that gain alike over a ring
 
 
 def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-    """The reduce-scatter to run from now on; `in_force` where the other one is not clearly better.
+    """Choose the reduce-scatter to run from now on; `in_force` if no other is clearly better.
 
     Args:
         figures: what is known; `native`: of a reduce-scatter.
@@ -70,7 +70,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
 
 
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
-    """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
+    """Return what a `choice`, with a reduce-scatter of so many `seconds`, saves over gloo's own."""
     f, ranks, ports = figures, figures.ranks, by_gloo(figures.ports)
     reduces = natively(f, NATIVE_CUT)  # gloo's reduce-scatter is an all-reduce
     native = reduces if f.native is None else min(reduces, f.native)

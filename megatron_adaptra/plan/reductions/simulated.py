@@ -1,4 +1,4 @@
-"""What an all-reduce takes by the clock of ports: one of a choice, and gloo's, which is native."""
+"""Simulation of an all-reduce by the clock of ports: of a choice, and of gloo's, the native one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _AT_ONCE = 2  # collectives of a group that torch's gloo runs at a time: it has 
 
 
 def simulated(choice: Choice, figures: Figures, most: int) -> float:
-    """Seconds that a `choice`, not native, takes after the last rank has arrived, to ten digits.
+    """Return the seconds of a `choice`, not native, after the last arrival, to ten digits.
 
     Buffers wait for each other, or overlap with backwards. Then all of them go as one, into which
     no more than `most` pieces are cut: each message costs as much as those for which it stands.
-    What becomes ready while others are reduced is hidden, but for the last buffer.
+    Buffers that become ready while others are reduced are hidden, but for the last one.
     """
     f, buffers = figures, figures.buffers
     if not buffers.overlap:
@@ -34,7 +34,7 @@ def simulated(choice: Choice, figures: Figures, most: int) -> float:
 
 
 def as_one(choice: Choice, figures: Figures, most: int) -> Choice:
-    """The `choice` for all buffers in one, in `most` pieces at most: as `simulated` has it."""
+    """Return the `choice` for all buffers in one, in `most` pieces at most, for `simulated`."""
     each, count = choice.pieces, figures.buffers.count
     return replace(choice, pieces=min(each * count, max(each, most))) if each else choice
 
@@ -46,7 +46,7 @@ def _run(choice: Choice, nbytes: int, ports: Ports, lateness: Sequence[float]) -
 
 
 def natively(figures: Figures, most: int) -> float:
-    """Seconds that gloo's all-reduce takes after the last rank has arrived, to ten digits.
+    """Return the seconds of gloo's all-reduce after the last rank has arrived, to ten digits.
 
     `figures`, `most`: as of `simulated`. Buffers that overlap with backwards are reduced two at a
     time, so that each two of them cross their delays after the two before.
@@ -66,9 +66,9 @@ def natively(figures: Figures, most: int) -> float:
 
 
 def by_gloo(ports: Ports) -> Ports:
-    """As gloo, which is native on CPUs, finds `ports`.
+    """Return `ports` as gloo, native on CPUs, meets them: with twice the delays.
 
-    No message leaves before its receiver's word that it is ready. A rank gives it in each step of a
+    No message leaves before its receiver has reported to be ready. A rank does so in each step of a
     ring, so that a step crosses two delays (measured: docs/evidence/allreduce.md).
     """
     paths = {way: path._replace(delay=2 * path.delay) for way, path in ports.paths.items()}

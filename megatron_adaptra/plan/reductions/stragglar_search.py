@@ -14,7 +14,7 @@ _Lacks = dict[int, list[tuple[float, int]]]  # by target: weights and pieces
 
 
 class _Weights(NamedTuple):
-    """What makes a copy urgent; see `_Try.urgency`."""
+    """A set of weights tunes how urgent a copy is; see `_Try.urgency`."""
 
     lag: float
     age: float
@@ -23,7 +23,7 @@ class _Weights(NamedTuple):
 
 
 def searched_rounds(ranks: int, k: int) -> Rounds:
-    """The shortest rounds that a bounded number of tries find; equal in each run.
+    """Find the shortest rounds in a bounded number of tries; equal in each run.
 
     `ranks`: at least 4; `k`: pieces per owner. In a round any rank may send to one and receive
     from another. Stops at `least_rounds`.
@@ -55,7 +55,7 @@ class _Try:
         self.now = 0
 
     def run(self, limit: int | None) -> Rounds | None:
-        """All rounds, or None if there would not be fewer than `limit`."""
+        """Return all rounds, or None if there would not be fewer than `limit`."""
         rounds: Rounds = []
         others = (1 << self.owners) - 1
         while self.now < self.pieces or self.holders:
@@ -72,14 +72,14 @@ class _Try:
         return rounds
 
     def urgency(self, piece: int) -> float:
-        """More where a piece has fewer holders than perfect doubling gives, and by its age."""
+        """Return a weight: more with fewer holders than perfect doubling gives, and by age."""
         age = self.now - 1 - piece
         full = min(self.owners, 1 << min(age + 1, 30))
         lag = max(0, full - self.holders[piece].bit_count()) / full
         return 10 + self.weights.lag * 6 * lag + self.weights.age * age
 
     def matched(self) -> list[Copy]:
-        """Greedy by urgency, then more copies by augmenting paths (Kuhn)."""
+        """Match copies greedily by urgency, then add more by augmenting paths (Kuhn)."""
         ranks = (1 << self.owners) - 1
         if self.now < self.pieces:
             busy, late = self.now % self.owners, 0
@@ -118,14 +118,14 @@ class _Try:
         return self.weights.noise * self.rng.random()
 
     def one_of(self, some: int) -> int:
-        """One of the ranks that are bits of `some`: the next one from any rank on."""
+        """Return one of the ranks that are bits of `some`: the next one from a random rank on."""
         start = self.rng.randrange(self.owners + 1)
         some = some >> start << start or some
         return (some & -some).bit_length() - 1
 
 
 class _Match:
-    """Who receives from whom in a round: `source_of[target]` is a source and the piece.
+    """A match pairs the ranks of a round: `source_of[target]` is the source and the piece.
 
     `lacks`: by target, the pieces that it may receive, the most urgent first, with their weights.
     `sources`: by piece, the ranks that can send it, as bits.
@@ -146,7 +146,7 @@ class _Match:
         self._augment(target, 0)
 
     def _augment(self, target: int, seen: int) -> int:
-        """The sources that were looked at, and those `seen` before; -1 once there is a source."""
+        """Return the sources looked at, and those `seen` before; -1 once a source was found."""
         for _, piece in self.lacks[target]:
             while some := self.sources[piece] & ~seen:
                 source = (some & -some).bit_length() - 1

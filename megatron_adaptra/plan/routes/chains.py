@@ -15,15 +15,15 @@ Chains = list[list[int]]  # per home and stage, the worker
 
 
 def own_chains(conditions: ReplicaConditions) -> Chains:
-    """Each replica by itself."""
+    """Return one chain per replica, of its own workers."""
     c = conditions
     return [[d * c.stages + s for s in range(c.stages)] for d in c.all_replicas]
 
 
 def swapped_chains(conditions: ReplicaConditions) -> Iterator[Chains]:
-    """Chains that avoid slow paths; then those that gather slow workers in few chains, too.
+    """Yield chains that avoid slow paths; then those that gather slow workers in few chains, too.
 
-    Only what differs from `own_chains`, and from each other.
+    Each differs from `own_chains` and from the others.
     """
     seen = [own_chains(conditions)]
     for gather in (False, True):
@@ -50,7 +50,7 @@ def _joined(c: ReplicaConditions, gather: bool) -> Chains:
 
 
 def _slow_together(above: list[float], below: list[float]) -> list[int]:
-    """For each chain, so slow `above`, one of those `below`: the slowest get the slowest.
+    """Return, for each chain of slowness `above`, one of those `below`: slowest to slowest.
 
     Of equals each keeps its own, which has the same number.
     """
@@ -68,7 +68,7 @@ def _slowness(c: ReplicaConditions, chain: list[int]) -> float:
 
 
 def _matched(c: ReplicaConditions, above: list[int], wanted: list[int]) -> list[int]:
-    """A worker of `wanted` for each one of `above`, over paths as quick as there are.
+    """Return a worker of `wanted` for each one of `above`, over the quickest paths.
 
     The slowest path is as quick as possible, and as many as possible keep what is wanted.
     """
@@ -82,13 +82,13 @@ def _matched(c: ReplicaConditions, above: list[int], wanted: list[int]) -> list[
 
 
 def _both_ways(c: ReplicaConditions, a: int, b: int) -> tuple[float, float]:
-    """What a path costs: its wire, which sets a pace, before its delay."""
+    """Return the cost of a path: seconds on its wire, which set the pace, then its delays."""
     there, back = c.link(a, b), c.link(b, a)
     return max(c.wire(a, b), c.wire(b, a)), there.delay + back.delay
 
 
 def _perfect(fits: list[list[bool]]) -> list[int] | None:
-    """A partner for each, by augmenting paths, starting from all that keep their own."""
+    """Find a partner for each, by augmenting paths, starting from all that keep their own."""
     count = len(fits)
     partner = [i if fits[i][i] else -1 for i in range(count)]  # of each one above
     taken = [k if fits[k][k] else -1 for k in range(count)]  # of each one below

@@ -25,7 +25,7 @@ _FREE, _FORWARD, _BACKWARD = range(3)
 
 
 class Rule(NamedTuple):
-    """What one worker does when it is free.
+    """A rule chooses the op that one worker runs when it is free.
 
     Args:
         forward: share of a forward by which it may keep an arriving gradient waiting.
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A list schedule.
+    """A made list schedule has its order and its times.
 
     Args:
         order: per worker, kind and unit of each op; a kind is F, I or B, or W.
@@ -58,7 +58,7 @@ class Made(NamedTuple):
 
 
 class Workers:
-    """The costs of a job, looked up once.
+    """A set of workers holds the costs of a job, looked up once.
 
     A *unit* is one microbatch of one home: `home * microbatches + microbatch`.
     """
@@ -83,7 +83,7 @@ class Workers:
         self.turns = [k % replicas * count + k // replicas for k in range(self.units)]
 
     def link(self, source: int, target: int) -> tuple[float, float]:
-        """Of a message from `source` to `target`: seconds on the wire, and on the way."""
+        """Return the wire seconds and the delay of a message from `source` to `target`."""
         known = self.links.get((source, target))
         if known is None:
             c = self.conditions
@@ -92,7 +92,7 @@ class Workers:
         return known
 
     def schedule(self, made: Made, policy: str) -> Schedule:
-        """As planners return it, of this `policy`."""
+        """Return the list schedule `made` as a Schedule of this `policy`."""
         count = self.count
         order = tuple(
             tuple(Op(kind, unit % count, 0, unit // count) for kind, unit in line)
@@ -108,11 +108,11 @@ def list_schedule(
     turns: Sequence[int],
     limit: float = math.inf,
 ) -> Made | None:
-    """The order that these `rules`, one per worker, lead to.
+    """Return the order that these `rules`, one per worker, lead to.
 
     Args:
         workers: the job.
-        runs: who runs what.
+        runs: per stage and unit, the worker that runs it.
         rules: per worker.
         turns: all units; of those that are ready, a worker takes the one that comes first here.
         limit: seconds; None is returned as soon as it is clear to take longer, and where a worker
@@ -147,7 +147,7 @@ class _Run:
         self.held, self.free = [0.0] * workers.workers, [0.0] * workers.workers
         self.order: list[list[tuple[Kind, int]]] = [[] for _ in each]
         self.events: list[tuple[float, int, int, int]] = []  # time, what, worker, unit
-        self.sent: dict[tuple[int, int], float] = {}  # what its last message has left: paths, ports
+        self.sent: dict[tuple[int, int], float] = {}  # by path or port, when it is free again
         self.left = [0.0] * workers.workers  # seconds of work
         for stage, line in enumerate(runs):
             for unit, worker in enumerate(line):
@@ -188,7 +188,7 @@ class _Run:
         return Made(self.order, max(free), free)
 
     def choose(self, worker: int, now: float, limit: float) -> bool:
-        """Start what the worker should run next, if anything; False once `limit` is lost."""
+        """Start what the worker should run next, if anything; False once `limit` is missed."""
         jobs = self.jobs
         forwards, backwards = self.forwards[worker], self.backwards[worker]
         halves = self.halves[worker]

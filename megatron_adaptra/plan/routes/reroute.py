@@ -46,7 +46,7 @@ TIMES = 5_000  # that it schedules each op of a job, at most
 
 
 class Move(NamedTuple):
-    """What one remedy leads to.
+    """A move holds the best schedule by exchanges of one kind.
 
     Args:
         name: "none", "swap", "shift" or "re-route"; a dearer one may use the cheaper ones, too.
@@ -65,7 +65,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicaPlan(Evaluated[ReplicaConditions]):
-    """Of several replicas, and what else was tried.
+    """A replica plan evaluates a schedule of several replicas, and lists all moves tried.
 
     `schedule`: of the move that was chosen. `moves`: the best of each kind, the cheapest first;
     without "none" where a worker is dead.
@@ -75,7 +75,7 @@ class ReplicaPlan(Evaluated[ReplicaConditions]):
 
     @cached_property
     def lower_bound(self) -> float:
-        """Seconds that no schedule with any routes can do without."""
+        """The seconds that every schedule needs, whatever its routes."""
         return replica_bound(self.conditions)
 
 
@@ -85,11 +85,11 @@ def plan_replicas(
     time_limit: float | None = None,
     ops: int = OPS,
 ) -> ReplicaPlan:
-    """The fastest schedule that is found; of equals, that of the cheapest move.
+    """Find the fastest schedule; of equals, that of the cheapest move.
 
     The same conditions give the same bytes, unless a time limit cuts the search short. Where
-    workers share cores, the search takes all to be slowed alike: at first not at all, then as in
-    the best that was found. What is found is compared by the clock, which knows better.
+    workers share cores, the search assumes that all are slowed alike: at first not at all, then as
+    in the best schedule found. The results are compared by the clock, which is more exact.
 
     Args:
         conditions: of all workers.
@@ -129,7 +129,7 @@ def evaluate_replicas(
     sends: str = "eager",
     ahead: int | None = None,
 ) -> ReplicaPlan:
-    """A plan for a `schedule` that is already there.
+    """Return a plan for a `schedule` that is already there.
 
     Args:
         schedule: of as many replicas and stages as the conditions.
@@ -142,7 +142,7 @@ def evaluate_replicas(
 
 
 def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
-    """The conditions, and without halves where a whole backward takes less than both of them."""
+    """Return the conditions; and first, where a whole backward is quicker, without halves."""
     pipeline = c.pipeline
     pairs = zip(pipeline.backward_input, pipeline.backward_weight, strict=True)
     halves = [a + b for a, b in pairs]
@@ -154,7 +154,7 @@ def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
 def _moves(
     c: ReplicaConditions, workers: Workers, search: RouteSearch, bound: float
 ) -> dict[str, Found]:
-    """The best of each move."""
+    """Return the best result of each move, by its name."""
     found: dict[str, Found] = {}
     own = own_chains(c)
     for chains in [own, *swapped_chains(c)]:
@@ -181,7 +181,7 @@ def _keep(found: dict[str, Found], name: str, one: Found) -> None:
 def _shift(
     c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains
 ) -> Found | None:
-    """Whole microbatches on other chains; None where nobody is whole, or all are alike."""
+    """Move whole microbatches to other chains; None where no chain is whole, or all are alike."""
     seconds = [max(microbatch_seconds(workers, w) for w in chain) for chain in chains]
     if min(seconds) == math.inf or min(seconds) == max(seconds):
         return None
@@ -206,7 +206,7 @@ def _shift(
 
 
 def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains) -> Found:
-    """Single stages of single microbatches on other workers, so that each has its share."""
+    """Move single stages of single microbatches to other workers, so that each has its share."""
     base = home_runs(workers, chains)
     stages = [[chain[s] for chain in chains] for s in range(c.stages)]
     shares = []

@@ -20,15 +20,15 @@ UNIFORM = tuple(
 )
 RULES = UNIFORM + tuple(rule._replace(in_turn=True) for rule in UNIFORM)
 KEPT = 2  # of the uniform rules, with which further routes are tried
-CUT = 0.25  # of what a whole one costs does one cost that is cut short, on average
-THRESHOLD = 1.0  # of an op: what may be lost at the start of an annealing
+CUT = 0.25  # the average cost of a list schedule that is cut short, as a share of a whole one's
+THRESHOLD = 1.0  # seconds that may be lost at the start of an annealing, in seconds of an op
 TRANSFERRED = 5  # microbatches that go to another kind of worker at most, in one step
 HOMING = 0.2  # of the ops of a search, for bringing microbatches home
 CAPS = (0, 1, 2, 4, 8)  # microbatches in flight beyond 1F1B's that are tried for less memory
 
 
 class RouteSearch:
-    """Tries routes and remembers the best; of equals, the first.
+    """A route search tries routes and keeps the best; of equals, the first.
 
     Args:
         workers: the job.
@@ -45,11 +45,11 @@ class RouteSearch:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more may be tried."""
+        """True where no ops are left, or the time is over."""
         return self.left <= 0 or late(self.end)
 
     def best_rule(self, runs: Runs) -> Found:
-        """The routes with the best uniform rule; the best few are the ones tried from then on."""
+        """Return the routes with the best uniform rule; from then on try the best few alone."""
         tried = []
         for rules in self.rules:
             made = self._schedule(runs, rules, self.workers.turns)
@@ -62,7 +62,7 @@ class RouteSearch:
         return tried[0]
 
     def try_runs(self, runs: Runs, best: Found) -> Found:
-        """The better of `best` and these `runs` under the rules that are still tried."""
+        """Return the better of `best` and these `runs` under the rules that are still tried."""
         for rules in self.rules:
             if self.spent:
                 break
@@ -75,8 +75,8 @@ class RouteSearch:
     def anneal(self, best: Found, bound: float) -> Found:
         """Change single routes, rules and turns of the best at random, down to `bound` seconds.
 
-        At first what is a little slower is kept, too (threshold accepting: Dueck and Scheuer,
-        Journal of Computational Physics 90, 1990).
+        At first results that are a little slower are kept, too (threshold accepting: Dueck and
+        Scheuer, Journal of Computational Physics 90, 1990).
         """
         jobs = self.workers
         now, left = best, self.left
@@ -91,9 +91,9 @@ class RouteSearch:
         return best
 
     def bring_home(self, best: Found, home: Runs) -> Found:
-        """The same time with fewer microbatches away from home: chance has moved some for nothing.
+        """Bring microbatches home where that costs no time: chance has moved some for nothing.
 
-        One alone, or two that run on each other's workers. This has a share of the ops of its own.
+        One alone goes home, or two from each other's workers. It gets HOMING more of the ops.
 
         Args:
             best: routes that a search has found.
@@ -118,7 +118,7 @@ class RouteSearch:
         return best
 
     def least_memory(self, best: Found) -> Found:
-        """The same routes with as few microbatches in flight as take no longer."""
+        """Return the same routes with as few microbatches in flight as take no longer."""
         stages = self.workers.stages
         for cap in CAPS:
             rules = [
@@ -140,7 +140,7 @@ class RouteSearch:
         return made
 
     def _changed(self, found: Found) -> tuple[Runs, list[Rule], list[int]]:
-        """A neighbour: a worker has another rule, units change turns or workers, or one moves."""
+        """Change one thing at random: a worker's rule, a unit's turn or worker, or swap two."""
         random, jobs = self.random, self.workers
         runs, rules, turns = found.runs, found.rules, found.turns
         what, unit, other = random.random(), *(random.randrange(jobs.units) for _ in range(2))
@@ -163,10 +163,10 @@ class RouteSearch:
 
 
 class Found:
-    """Routes, rules, and what they lead to.
+    """A result holds routes, rules, and the list schedule that they lead to.
 
     Args:
-        runs: who runs what.
+        runs: per stage and unit, the worker that runs it.
         rules: per worker.
         turns: units in the order in which they are preferred.
         made: the list schedule.
@@ -174,16 +174,16 @@ class Found:
 
     def __init__(self, runs: Runs, rules: list[Rule], turns: list[int], made: Made) -> None:
         self.runs, self.rules, self.turns, self.made = runs, rules, turns, made
-        # Of equals the one in which all are done sooner.
+        # Of results with equal times the best is the one whose workers end sooner in sum.
         self.rank = ten_digits(made.seconds), ten_digits(sum(made.ends))
 
 
 def _returns(
     runs: Sequence[int], home: Sequence[int], away: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Of a stage: units that are `away`, each with one that is on its worker, and it on that one's.
+    """Yield the pairs of a stage's units `away` that run on each other's home workers.
 
-    Then each alone, as a pair with itself.
+    Then yield each alone, as a pair with itself.
     """
     for one in away:
         for other in away:
@@ -196,11 +196,11 @@ def _returns(
 def transfers(
     shares: Sequence[int], kinds: Sequence[object], ends: Sequence[float]
 ) -> Iterator[list[int]]:
-    """Shares in which some microbatches have gone from workers of one kind to those of another.
+    """Yield shares with some microbatches moved from workers of one kind to those of another.
 
     Args:
         shares: per worker.
-        kinds: per worker; those of one kind are alike, and None is to get nothing.
+        kinds: per worker; those of one kind are alike, and those of None get nothing.
         ends: per worker, when it is done: of equals the last gives, the first gets.
     """
     groups: dict[object, list[int]] = {}

@@ -15,7 +15,7 @@ from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 
 def search(conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-    """The best schedule of each move, the cheapest move first.
+    """Find the best schedule of each move, the cheapest move first.
 
     Args:
         conditions, sends, ops: see `plan_replicas`.
@@ -24,7 +24,7 @@ def search(conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What `search` finds for a `request`."""
+    """Return the schedules, as text, that `search` finds for a `request`."""
     conditions = ReplicaConditions.from_json(request["conditions"])
     found = search(conditions, request["sends"], request["ops"])
     return {"schedules": [schedule.text() for schedule in found]}

@@ -1,4 +1,4 @@
-"""How many microbatches each worker of a stage should run, and which it gives away."""
+"""Shares of a stage's microbatches between workers, and which of its own each gives away."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
 
 
 def home_runs(workers: Workers, chains: Chains) -> Runs:
-    """Each microbatch on the chain of its home."""
+    """Return routes with each microbatch on the chain of its home."""
     return [
         [chains[unit // workers.count][stage] for unit in range(workers.units)]
         for stage in range(workers.stages)
@@ -17,10 +17,10 @@ def home_runs(workers: Workers, chains: Chains) -> Runs:
 
 
 def reassigned(have: dict[int, list[int]], shares: dict[int, int]) -> dict[int, int]:
-    """Who gets which unit, so that each worker has its share.
+    """Choose which units move to which worker, so that each worker has its share.
 
-    What a worker gives away is spread evenly over what it has, and what each of the others gets
-    over that.
+    The units that a worker gives away are spread evenly over its own, and those that another one
+    gets are spread evenly over all units given away.
 
     Args:
         have: per worker, its units, in the order in which it runs them.
@@ -48,7 +48,7 @@ def reassigned(have: dict[int, list[int]], shares: dict[int, int]) -> dict[int, 
 
 
 def microbatch_seconds(workers: Workers, worker: int) -> float:
-    """How long one microbatch keeps `worker`: by its ops, or by its port."""
+    """Return how long one microbatch keeps `worker` busy: its ops, or its port."""
     c = workers.conditions
     if worker in c.failed:
         return float("inf")
@@ -59,7 +59,7 @@ def microbatch_seconds(workers: Workers, worker: int) -> float:
 
 
 def shifted(workers: Workers, chains: Chains, shares: Sequence[int]) -> Runs:
-    """Whole microbatches on other chains, so that chain i has `shares[i]` units."""
+    """Move whole microbatches to other chains, so that chain i has `shares[i]` units."""
     have = {d: list(range(d * workers.count, (d + 1) * workers.count)) for d in range(len(chains))}
     moved = reassigned(have, dict(enumerate(shares)))
     return [
@@ -69,7 +69,7 @@ def shifted(workers: Workers, chains: Chains, shares: Sequence[int]) -> Runs:
 
 
 def rerouted(workers: Workers, base: Runs, stage: int, shares: dict[int, int]) -> list[int]:
-    """The line of `stage` in `base`, but with so many units per worker as its `shares` say."""
+    """Return the line of `stage` in `base`, with as many units per worker as its `shares`."""
     line = list(base[stage])
     have: dict[int, list[int]] = {worker: [] for worker in shares}
     for unit in workers.turns:

@@ -1,7 +1,7 @@
 """Plans in which whole pipelines exchange partners: each worker runs one home, in one order.
 
-Only whom a worker exchanges messages with differs from each replica by itself, and how deep its
-warmup is. So Megatron's own schedule function can run them, and backwards keep their order.
+Only a worker's partners and the depth of its warmup differ from those of a replica by itself. So
+Megatron's own schedule function can run such plans, and backwards keep their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWAPPED, ALONE = "swap", "warmup"  # policies
 
 
 def chain_conditions(conditions: ReplicaConditions, chain: Sequence[int]) -> Conditions:
-    """Those of one pipeline, on its even share of the cores.
+    """Return the conditions of one pipeline, on its even share of the cores.
 
     Args:
         conditions: of all workers.
@@ -57,7 +57,7 @@ def chain_schedules(
     timed: Callable[[Schedule, Conditions], Plan],
     deeper: Callable[[Conditions], Plan],
 ) -> Iterator[Schedule]:
-    """All that whole pipelines can do, the cheapest first.
+    """Yield the schedules that whole pipelines can run, the cheapest first.
 
     Each replica by itself with deeper warmups where these help; then exchanged partners with the
     warmups of the start; then both.
@@ -65,8 +65,8 @@ def chain_schedules(
     Args:
         conditions: of all workers, of which none is dead.
         start: of one pipeline, with its warmup depths.
-        timed: what an iteration of a schedule of one pipeline takes.
-        deeper: the plan of one pipeline.
+        timed: evaluates a schedule of one pipeline.
+        deeper: makes the plan of one pipeline.
     """
     plans: dict[object, tuple[Plan, Plan]] = {}
 
@@ -86,7 +86,7 @@ def chain_schedules(
 
 
 def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -> Schedule:
-    """The plan of one pipeline in every replica, for the worst of each stage and of each link.
+    """Return one pipeline's plan for every replica, made for the worst of each stage and link.
 
     `conditions`, `deeper`: see `chain_schedules`.
     """
@@ -117,7 +117,7 @@ def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -
 
 
 def _deeper(chains: Chains, both: Callable[[Sequence[int]], tuple[Plan, Plan]]) -> Schedule:
-    """Deeper warmups in the chains alone that would be the slowest without."""
+    """Deepen the warmups of those chains alone that would be the slowest without."""
     pairs = [both(chain) for chain in chains]
     least = max(ten_digits(min(first.predicted, plan.predicted)) for first, plan in pairs)
     fits = (ten_digits(first.predicted) <= least for first, _ in pairs)
@@ -129,7 +129,7 @@ def _deeper(chains: Chains, both: Callable[[Sequence[int]], tuple[Plan, Plan]]) 
 
 
 def _on_chains(schedules: Sequence[Schedule], chains: Chains) -> Schedule:
-    """Of each chain the schedule of one pipeline."""
+    """Combine one pipeline's schedule per chain into a schedule of all replicas."""
     count = len(schedules[0].order)
     lines: list[Line] = [()] * (count * len(chains))
     for home, (chain, schedule) in enumerate(zip(chains, schedules, strict=True)):

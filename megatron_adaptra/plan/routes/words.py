@@ -1,4 +1,4 @@
-"""Which replica runs what for which other one, in a sentence."""
+"""Descriptions of the microbatches that replicas run for each other, in a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_TAKERS = 4  # of one load, each by name
 
 
 class Load(NamedTuple):
-    """Microbatches that one replica runs for another, the same at all stages from first to last."""
+    """A load lists microbatches of `home` that `replica` runs, at stages `first` to `last`."""
 
     home: int
     replica: int
@@ -21,7 +21,7 @@ class Load(NamedTuple):
 
 
 def loads(schedule: Schedule) -> list[Load]:
-    """Who runs what for whom in `schedule`; stages at which all of a home is alike are one load."""
+    """Return the loads of `schedule`; adjacent stages with all of a home alike are one load."""
     away: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
     for (stage, home, microbatch), replica in sorted(schedule.routes.moved.items()):
         one = away.setdefault((home, stage), {})
@@ -38,7 +38,7 @@ def loads(schedule: Schedule) -> list[Load]:
 
 
 def loads_in_words(schedule: Schedule) -> str:
-    """The loads of a `schedule` in a sentence, the greatest first; empty where all run at home."""
+    """Describe the loads of a `schedule`, the greatest first; empty where all run at home."""
     found, parts = loads(schedule), list[tuple[int, str]]()
     while found:
         first = found.pop(0)
@@ -60,7 +60,7 @@ def loads_in_words(schedule: Schedule) -> str:
 
 
 def _taken(some: list[Load], schedule: Schedule) -> str:
-    """Who takes how many of one replica's microbatches, at the same stages."""
+    """Describe how many of one replica's microbatches which others take, at the same stages."""
     home, _, first, last, _ = some[0]
     counts, one_stage = [len(one.microbatches) for one in some], first == last
     total, whose = schedule.microbatches, _name(home, some[0], schedule)
@@ -83,7 +83,7 @@ def _taken(some: list[Load], schedule: Schedule) -> str:
 
 
 def _name(replica: int, load: Load, schedule: Schedule) -> str:
-    """A replica, or those of its stages that a `load` is about."""
+    """Name a replica, or those of its stages that a `load` is about."""
     if load.first == load.last:
         return f"worker {replica}.{load.first}"
     if (load.first, load.last) == (0, schedule.stages - 1):

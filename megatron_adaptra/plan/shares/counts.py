@@ -1,6 +1,6 @@
-"""How many microbatches each data-parallel replica should run, by how fast it is.
+"""Counts of microbatches for each data-parallel replica, by how fast it is.
 
-An iteration takes what its slowest replica takes. A replica at half speed with half of the others'
+An iteration takes as long as its slowest replica. A replica at half speed with half of the others'
 microbatches is in time; the global batch stays, and `ir/sync.py` has the weights with which the
 mean stays exact. Counts are found exactly: no others of at least 1 each have a faster iteration.
 """
@@ -21,30 +21,30 @@ _NAMED = 6  # replicas of one count that a sentence names
 
 
 class Speed(NamedTuple):
-    """What a replica takes for m microbatches: `outside` + m `per_microbatch` seconds.
+    """A speed gives the seconds of m microbatches: `outside` + m `per_microbatch`.
 
     Args:
         per_microbatch: of a pipeline, that of its slowest stage; above 0.
-        outside: what does not depend on m: a pipeline's fill and drain, work before and after.
+        outside: seconds whatever m is: a pipeline's fill and drain, work before and after.
     """
 
     per_microbatch: float
     outside: float = 0.0
 
     def seconds(self, count: int) -> float:
-        """Of `count` microbatches."""
+        """Return the seconds of `count` microbatches."""
         return self.outside + count * self.per_microbatch
 
 
 @dataclass(frozen=True)
 class SharePlan:
-    """Counts, and what an iteration takes with them.
+    """A share plan holds counts, and the seconds of an iteration with them.
 
     Args:
         sync: the counts.
         seconds: by replica, until it has run its microbatches.
         full: seconds of an iteration in which each replica runs as many as in stock.
-        bound: seconds that no counts have less, not even with parts of microbatches.
+        bound: seconds that no counts can beat, not even with parts of microbatches.
         step: seconds of what follows when all replicas are there, the optimizer step.
     """
 
@@ -61,12 +61,12 @@ class SharePlan:
 
     @property
     def gain(self) -> float:
-        """How many times as long an iteration takes without it."""
+        """The ratio of an iteration's seconds in stock to those with these counts."""
         return self.full / self.predicted if self.predicted else 1.0
 
 
 def share_by_speed(speeds: Sequence[Speed], microbatches: int, step: float = 0.0) -> SharePlan:
-    """The plan for replicas of such `speeds`.
+    """Return the plan for replicas of such `speeds`.
 
     Args:
         speeds: by replica.
@@ -74,7 +74,7 @@ def share_by_speed(speeds: Sequence[Speed], microbatches: int, step: float = 0.0
         step: seconds of what follows when all replicas are there.
 
     Raises:
-        BadInput: no replica, microbatches below 1, or seconds that nothing takes.
+        BadInput: no replica, microbatches below 1, or impossible seconds.
     """
     bound = least_seconds(speeds, microbatches)
     costs = [speed.seconds for speed in speeds]
@@ -87,7 +87,7 @@ def share_by_speed(speeds: Sequence[Speed], microbatches: int, step: float = 0.0
 def least_counts(
     costs: Sequence[Cost], microbatches: int, start: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Counts of at least 1, as many as of `microbatches` each, whose greatest cost is the least.
+    """Find counts of at least 1, on average `microbatches`, whose greatest cost is the least.
 
     Of all such counts those with the fewest microbatches away from home; of these, the ones that
     lie closest to each other; of these, the ones that take least, then the first replicas run more.
@@ -125,7 +125,7 @@ def least_counts(
 def _closest(costs: Sequence[Cost], microbatches: int, most: float) -> tuple[int, ...]:
     """Counts within `most` seconds that move as few microbatches as possible, spread evenly.
 
-    None, empty, where costs fall with a number although they never should.
+    Empty where costs fall with a number although they never should.
     """
     counts = [_room(cost, microbatches, most) for cost in costs]
     for _ in range(len(counts) * microbatches - sum(counts)):
@@ -141,7 +141,7 @@ def _closest(costs: Sequence[Cost], microbatches: int, most: float) -> tuple[int
 
 
 def _room(cost: Cost, microbatches: int, most: float) -> int:
-    """How many of its own a replica has time for, at least 1."""
+    """Return how many of its own microbatches a replica has time for, at least 1."""
     low, high = 1, microbatches + 1  # it has time for `low`, and not, or not of its own, for `high`
     while high - low > 1:
         middle = (low + high) // 2
@@ -153,13 +153,13 @@ def _room(cost: Cost, microbatches: int, most: float) -> int:
 
 
 def least_seconds(speeds: Sequence[Speed], microbatches: int) -> float:
-    """Seconds that no counts of at least 1 have less, not even with parts of microbatches.
+    """Return seconds that no counts of at least 1 can beat, not even with parts of microbatches.
 
     All replicas of such `speeds` end at one moment T, and have together
     sum((T - outside) / per_microbatch) = len(speeds) x `microbatches`; but none runs less than one.
 
     Raises:
-        BadInput: no replica, or seconds that nothing takes.
+        BadInput: no replica, or impossible seconds.
     """
     total = SyncPlan.full_of(len(speeds), microbatches).total
     for replica, speed in enumerate(speeds):
@@ -175,7 +175,7 @@ def least_seconds(speeds: Sequence[Speed], microbatches: int) -> float:
 
 
 def shares_in_words(sync: SyncPlan) -> str:
-    """Which replica runs how many microbatches, in a sentence, those with the fewest first."""
+    """Describe how many microbatches each replica runs, those with the fewest first."""
     if sync.full:
         return f"each replica runs its own {_microbatches(sync.microbatches)}"
     by_count: dict[int, list[int]] = {}
@@ -202,5 +202,5 @@ def _microbatches(count: int) -> str:
 
 
 def _is_less(one: float, other: float) -> bool:
-    """Whether `one` is less by more than rounding."""
+    """Return whether `one` is less than `other` by more than rounding."""
     return one < other * (1 - SAME)

@@ -1,7 +1,7 @@
 """Shares of microbatches where replicas are pipelines: each plans for its own count.
 
-What so many microbatches take a replica, its pipeline is simulated for: the slowest stage sets
-the pace, and filling and draining the pipeline take the same whatever the count.
+A replica's pipeline is simulated to find the seconds of a count: the slowest stage sets the pace,
+and filling and draining the pipeline take the same whatever the count.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ROOM = 1e-9  # of a microbatch, as sums of shares differ in their last bits
 
 @dataclass(frozen=True)
 class PipelineShares(SharePlan):
-    """Counts for replicas that are pipelines, and the plan of each for its count.
+    """A share plan of pipelines adds the plan of each replica for its count.
 
     Args:
         conditions: of all workers.
         plans: by replica, of its pipeline alone, without the optimizer step.
-        before: the same in stock, where each replica runs as many.
+        before: the same in stock, where all replicas run equally many.
     """
 
     conditions: ReplicaConditions | None = None
@@ -41,7 +41,7 @@ class PipelineShares(SharePlan):
     before: tuple[Plan, ...] = ()
 
     def timelines(self) -> tuple[Timeline, Timeline]:
-        """An iteration of all replicas: in stock, and with these counts."""
+        """Return an iteration of all replicas: in stock, and with these counts."""
         assert self.conditions is not None
         full = SyncPlan.full_of(self.sync.replicas, self.sync.microbatches)
         return (
@@ -56,7 +56,7 @@ def share_pipelines(
     counts: Sequence[int] | None = None,
     policy: str = STOCK,
 ) -> PipelineShares:
-    """The counts with the fastest iteration, or what an iteration takes with other `counts`.
+    """Find the counts with the fastest iteration, or evaluate one with other `counts`.
 
     Where a replica has no memory for more microbatches in flight, it gets no more.
 
@@ -64,7 +64,7 @@ def share_pipelines(
         conditions: of all workers; none of them is dead.
         sends: "eager" or "rendezvous".
         counts: by replica; None for the best ones.
-        policy: by which each replica plans its pipeline.
+        policy: the one by which each replica plans its pipeline.
 
     Raises:
         BadInput: a worker is dead; counts that are no plan, or that memory is too small for.
@@ -103,7 +103,7 @@ def share_pipelines(
 
 
 def pipeline_of(conditions: ReplicaConditions, replica: int, count: int) -> Conditions:
-    """What is known of one `replica`'s pipeline, for `count` microbatches, without its step."""
+    """Return the conditions of a `replica`'s pipeline for `count` microbatches, without a step."""
     c, p, first = conditions, conditions.pipeline, replica * conditions.stages
     workers = range(first, first + c.stages)
 
@@ -134,7 +134,7 @@ def pipeline_of(conditions: ReplicaConditions, replica: int, count: int) -> Cond
 
 
 def speed_of(conditions: ReplicaConditions, replica: int) -> Speed:
-    """The least that m microbatches take a `replica`, by any schedule and for every m.
+    """Return a speed that no schedule of a `replica` can beat, for every number of microbatches.
 
     Its slowest stage runs all of them, and begins when the first one has come through the stages
     before it. Without halves of backwards, the last gradient then has to go back through these.
@@ -156,7 +156,7 @@ def speed_of(conditions: ReplicaConditions, replica: int) -> Speed:
 
 
 class _Pipelines:
-    """The plan of each replica for each count, made once; of replicas that are alike, for all."""
+    """A cache holds the plan of each replica for each count, one for all that are alike."""
 
     def __init__(self, conditions: ReplicaConditions, sends: str, policy: str) -> None:
         self._conditions, self._sends, self._policy = conditions, sends, policy
@@ -178,7 +178,7 @@ class _Pipelines:
         return self._plans[key]
 
     def seconds(self, replica: int, count: int) -> float:
-        """Infinite where activations do not fit."""
+        """Return the seconds of an iteration; infinite where activations do not fit."""
         plan = self.plan(replica, count)
         return math.inf if self._crowded(plan) else plan.predicted
 
@@ -196,7 +196,7 @@ class _Pipelines:
 
     @staticmethod
     def _crowded(plan: Plan) -> list[int]:
-        """The stages that hold more than they may."""
+        """Return the stages that hold more than they may."""
         pairs = zip(plan.peak_in_flight, plan.conditions.activation_budget, strict=True)
         return [stage for stage, (peak, most) in enumerate(pairs) if peak > most + _ROOM]
 
@@ -204,7 +204,7 @@ class _Pipelines:
 def _together(
     plans: Sequence[Plan], sync: SyncPlan, conditions: ReplicaConditions, name: str
 ) -> Timeline:
-    """One iteration: the replicas' pipelines beside each other, and the step when all are done."""
+    """Combine the replicas' pipelines into one iteration, with the step when all are done."""
     stages = conditions.stages
     spans: list[Span] = []
     messages: list[Message] = []
@@ -221,6 +221,6 @@ def _together(
 
 
 def _at_home(op: Op, share: Sequence[Pair]) -> Op:
-    """The op with the home of its microbatch, and its number there."""
+    """Return the op with the home of its microbatch, and its number there."""
     home, microbatch = share[op.microbatch]
     return op._replace(microbatch=microbatch, home=home)

@@ -18,19 +18,19 @@ from megatron_adaptra.plan.pipeline.base import planner
 
 
 def stock_warmup(stages: int, microbatches: int) -> tuple[int, ...]:
-    """Per stage, the warmup depth of 1F1B on so many `stages`, with so many `microbatches`."""
+    """Return 1F1B's warmup depth per stage, of so many `stages`, with so many `microbatches`."""
     return tuple(min(stages - i, microbatches) for i in range(stages))
 
 
 def refuse_chunks(conditions: Conditions) -> None:
-    """Raises BadInput where a policy that knows one model chunk per device is given more."""
+    """Raise BadInput where a policy for one model chunk per device is given more."""
     if conditions.chunks > 1:
         allowed = "it has to be 1 for all policies but warmup, interleaved and adaptive"
         raise BadInput("chunks", conditions.chunks, allowed)
 
 
 def first_schedule(stages: int, microbatches: int, budgets: float | Sequence[float]) -> Schedule:
-    """What a job of so many `stages` and `microbatches` starts with: 1F1B, cut to the budgets.
+    """Return the first schedule of a job of `stages` and `microbatches`: 1F1B, cut to budgets.
 
     `budgets`: the microbatches in flight that all stages, or each of them, may have.
     """
@@ -44,7 +44,7 @@ def first_schedule(stages: int, microbatches: int, budgets: float | Sequence[flo
 
 @planner("1f1b")
 def one_f_one_b(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Stage i starts `stages - i` forwards before its first backward.
+    """Return 1F1B: stage i starts `stages - i` forwards before its first backward.
 
     `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
     """
@@ -54,7 +54,7 @@ def one_f_one_b(conditions: Conditions, sends: str, time_limit: float | None) ->
 
 @planner("gpipe")
 def gpipe(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Backwards start with microbatch 0, as gradients are summed in microbatch order here.
+    """Return GPipe with backwards from microbatch 0 on, as gradients are summed in that order.
 
     `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
     """
@@ -65,7 +65,7 @@ def gpipe(conditions: Conditions, sends: str, time_limit: float | None) -> Sched
 
 
 def one_by_one(conditions: Conditions) -> Schedule:
-    """No microbatch starts on a stage before the one ahead of it is done with there."""
+    """Return a schedule in which a stage starts a microbatch once the one before it is done."""
     chunks, count = range(conditions.chunks), conditions.microbatches
     line: list[Op] = []
     for k in range(count):

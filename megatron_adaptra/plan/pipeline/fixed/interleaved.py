@@ -16,7 +16,7 @@ from megatron_adaptra.plan.pipeline.base import planner
 
 @planner("interleaved")
 def interleaved(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """What Megatron runs; raises BadInput where Megatron refuses too.
+    """Return the schedule that Megatron runs. Raises BadInput where Megatron refuses too.
 
     `sends` and `time_limit` do not matter.
     """
@@ -38,9 +38,9 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
 def interleaved_line(
     stage: int, stages: int, microbatches: int, chunks: int, group: int, more: int = 0
 ) -> Line:
-    """A group of `group` microbatches goes through all chunks before the next group starts.
+    """Return the line of `stage`, of so many `stages` with so many `chunks` each.
 
-    The line of `stage`, of so many `stages` with so many `chunks` each, for so many `microbatches`.
+    A group of `group` of the `microbatches` goes through all chunks before the next group starts.
     The backwards do the same from the last chunk to the first. The warmup lets the first group
     reach its last chunk everywhere, and then the usual triangle, twice as steep as that of 1F1B.
     `more`: forwards that the warmup has beyond Megatron's.

@@ -1,4 +1,4 @@
-"""What a found order still allows at no cost in time: less memory, and backwards in one piece."""
+"""Improvements of a found order at no cost in time: less memory, and backwards in one piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_adaptra.plan.pipeline.search.search_budget import late
 
 
 def least_memory(shop: JobShop, best: RuleResult, end: float) -> Order:
-    """The same rules under the least common budget that costs no time, as far as known at `end`."""
+    """Dispatch the rules of `best` under the least budget that costs no time, found by `end`."""
     order, conditions = best.order, shop.conditions
     low, high = 0, int(max(shop.peaks(best.order)) + 0.999)
     while high - low > 1 and not late(end):
@@ -31,7 +31,7 @@ def least_memory(shop: JobShop, best: RuleResult, end: float) -> Order:
 
 
 def merge_backwards(shop: JobShop, schedule: Schedule) -> Schedule:
-    """Run a backward in one piece where its weight half follows at once and nobody waits for it.
+    """Merge the halves of a backward where the second follows at once and no op waits longer.
 
     Splitting is not free in practice (two kernel launches, inputs kept for longer). A backward is
     merged where its gradient still arrives before it is used, so that no time of `shop` changes.

@@ -33,7 +33,7 @@ LOOKS = 1000  # events, about 1 ms, between two looks at the clock
 
 
 class Rule(NamedTuple):
-    """What one stage does when it is free."""
+    """A rule chooses the op that one stage runs when it is free."""
 
     forward: float = 1.0  # share of a forward by which it may keep a gradient waiting
     weight: float = 1.0  # share of a weight half by which it may keep a gradient or forward waiting
@@ -54,10 +54,10 @@ def dispatch(
     limit: float = math.inf,
     end: float = math.inf,
 ) -> Order | None:
-    """The order that the rules, one per stage, lead to. `recompute`: whether to use it.
+    """Return the order that the rules, one per stage, lead to. `recompute`: whether to use it.
 
-    None if they run into a dead end, as soon as it is clear to take longer than `limit` seconds,
-    and at that `end` of the search.
+    None if they run into a dead end, as soon as the order is sure to take longer than `limit`
+    seconds, and at the `end` of the search.
     """
     return _Dispatch(shop, rules, recompute).run(limit, end)
 
@@ -161,7 +161,7 @@ class _Dispatch:
         return order if done == wanted + sum(map(len, self.recomputed)) else None
 
     def work(self) -> list[float]:
-        """Per stage, the seconds of all ops that every order has."""
+        """Return, per stage, the seconds of all ops that every order has."""
         shop, kinds = (
             self.shop,
             (FORWARD, BACKWARD, WEIGHT) if self.shop.split else (FORWARD, BACKWARD),
@@ -172,7 +172,7 @@ class _Dispatch:
         ]
 
     def choose(self, stage: int, now: float) -> int:
-        """The op that the rule asks for; -1 to sleep until something arrives."""
+        """Return the op that the rule asks for; -1 to sleep until something arrives."""
         rule, count, limit = self.rules[stage], self.shop.count, now + SAME
         soon = math.inf  # when the next gradient arrives, of those that are on their way
         due = -1  # a position whose gradient is here
@@ -247,7 +247,7 @@ class _Dispatch:
         return -1
 
     def backward_or_recompute(self, stage: int, x: int, limit: float) -> int:
-        """The gradient of position x is here: its backward, or what that still lacks.
+        """Return the backward of position x, whose gradient is here, or the op that it lacks.
 
         Where a recompute does not fit, another position that has its gradient may free the room.
         """
@@ -263,7 +263,7 @@ class _Dispatch:
         return self.pending_weight(stage)
 
     def arrival(self, op: int, source: int, target: int, end: float) -> float:
-        """When the output of `op` arrives; messages of a link, or port, go one after another."""
+        """Return when the output of `op` arrives; messages of a link, or port, form a queue."""
         link = source, target
         if link not in self.shop.wires:
             return end + self.shop.lag[self.shop.consumer[op]]
@@ -272,23 +272,23 @@ class _Dispatch:
         return left + self.shop.conditions.link(*link).delay
 
     def pending_weight(self, stage: int) -> int:
-        """A weight half that can run, of the position nearest to the loss; -1 for none."""
+        """Return a weight half that can run, of the position nearest to the loss; -1 for none."""
         for x in self.from_loss[stage]:
             if self.weights[x] < self.backwards[x]:
                 return (4 * x + WEIGHT) * self.shop.count + self.weights[x]
         return -1
 
     def pending_weights_free(self, stage: int, room: float) -> bool:
-        """Whether the weight halves that can run would free that much."""
+        """Return whether the weight halves that can run would free so much `room`."""
         pending = 0
         for x in self.own[stage]:
             pending += self.backwards[x] - self.weights[x]
         return pending > 0 and room <= pending * self.shop.share * (1 - INPUT_HALF)
 
     def recompute_ahead(self, stage: int, room: float) -> int:
-        """A recompute ahead of need; -1 for none, or to leave room to the forwards to come.
+        """Return a recompute ahead of need; -1 for none, or to leave room to forwards to come.
 
-        All of these have to find room for their inputs.
+        All of these forwards have to find room for their inputs.
         """
         share, own = self.shop.share, self.own[stage]
         if share * (1 - RECOMPUTED_SHARE) > room:
@@ -306,7 +306,7 @@ class _Dispatch:
         return op
 
     def next_recompute(self, stage: int) -> int:
-        """The recompute of the next recomputed microbatch that lacks it; -1 for none."""
+        """Return the recompute of the next recomputed microbatch that lacks it; -1 for none."""
         for x in self.from_loss[stage]:
             k, recomputed = max(self.recomputes[x], self.backwards[x]), self.recomputed[x]
             while k < self.forwards[x] and k not in recomputed:
@@ -317,14 +317,14 @@ class _Dispatch:
         return -1
 
     def holds(self, stage: int, ready: int, room: float) -> bool:
-        """Whether the next forward of a position may take that room; see `safe`."""
+        """Return whether the next forward of position `ready` may take that `room`; see `safe`."""
         return self.safe(stage, ready, self.forwards[ready], room, room)
 
     def safe(self, stage: int, at: int, k: int, takes: float, holds: float) -> bool:
-        """Whether each microbatch here can still be ended, in turn, if an op takes room now.
+        """Return whether all microbatches here can still be finished, in turn, after an op.
 
-        The op is of microbatch k at position `at`, of which the stage then holds `holds`. A weight
-        half can always run, so what only waits for one counts as free.
+        The op, of microbatch `k` at position `at`, takes room `takes`; then the stage holds `holds`
+        of that one. A weight half can always run, so room that only waits for one counts as free.
         """
         share, own = self.shop.share, self.own[stage]
         room = self.budget[stage] - self.held[stage] - takes

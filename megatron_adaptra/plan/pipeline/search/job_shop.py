@@ -1,9 +1,9 @@
 """The pipeline as a job shop: stages are machines, ops have numbers, a plan is a line per stage.
 
-What the searches share: costs by op number, the one message each op waits for, what each op does to
-the stage's memory, and the times that follow from an order. Sends are eager and every stage has a
-device of its own. Its port limits what it sends, but not what two others send to it at once; that,
-and other transports, are judged by `sim` in the end.
+The searches share it: costs by op number, the one message each op waits for, the change of the
+stage's memory by each op, and the times that follow from an order. Sends are eager and every stage
+has a device of its own. Its port limits what it sends, but not what two others send to it at once;
+that, and other transports, are judged by `sim` in the end.
 
 Microbatches are alike, so on every stage the forwards of a chunk may run in their order, and so may
 the backwards: exchanging two numbers in any schedule that does otherwise changes no time. Weight
@@ -29,7 +29,7 @@ Way = tuple[int, int]  # of a link, the stages; of the port that a stage sends b
 
 @dataclass(frozen=True)
 class Timing:
-    """When ops end, by number (negative: not run), and all of them in an order they can start."""
+    """A timing has each op's end, by number (negative: not run), and the ops in order of start."""
 
     end: list[float]
     sequence: list[int]
@@ -37,16 +37,16 @@ class Timing:
 
 
 def exact_times(conditions: Conditions, sends: str) -> bool:
-    """Whether a shop's times are those of the simulator under such `sends`.
+    """Return whether a shop's times are those of the simulator under such `sends`.
 
-    A shop takes a backward for its halves.
+    A shop replaces a whole backward by its two halves.
     """
     halves = not conditions.split or not conditions.backward
     return sends == "eager" and not (conditions.shared or conditions.ports) and halves
 
 
 class JobShop:
-    """Ops are numbered ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch.
+    """A job shop numbers ops: ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch.
 
     An `op` is such a number, an `order` a list of them per stage, a `position` chunk * stages +
     stage, a `kind` one of FORWARD, BACKWARD, WEIGHT and RECOMPUTE.
@@ -62,8 +62,8 @@ class JobShop:
         self.seconds = [0.0] * size
         self.producer = [-1] * size  # the op of another position whose output an op needs
         self.consumer = [-1] * size  # the op of another position that needs an op's output
-        self.lag = [0.0] * size  # seconds from the end of `before` to its arrival
-        # Of links whose messages take time for their bytes, how much, and what they queue for.
+        self.lag = [0.0] * size  # by op, seconds from its producer's end to the arrival here
+        # Of links whose messages take time for their bytes: the seconds, and the queue's key.
         self.wires: dict[Way, tuple[float, Way]] = {}
         for x in range(self.positions):
             self._position(x)
@@ -91,19 +91,19 @@ class JobShop:
                 self.wires[source, target] = wire, (source, to)
 
     def number(self, position: int, kind: int, microbatch: int) -> int:
-        """The number of the op of that kind and `microbatch` at a position."""
+        """Return the number of the op of that `kind` and `microbatch` at a `position`."""
         return (position * 4 + kind) * self.count + microbatch
 
     def kind_of(self, op: int) -> int:
-        """FORWARD, BACKWARD, WEIGHT or RECOMPUTE."""
+        """Return FORWARD, BACKWARD, WEIGHT or RECOMPUTE."""
         return op // self.count % 4
 
     def stage_of(self, op: int) -> int:
-        """The stage that runs an op."""
+        """Return the stage that runs an op."""
         return op // (4 * self.count) % self.stages
 
     def holds(self, recomputed: frozenset[int] | set[int]) -> list[float]:
-        """What each op adds to its stage's memory; `recomputed`: the R ops that are run."""
+        """Return what each op adds to its stage's memory; `recomputed`: the R ops that are run."""
         step, count = 4 * self.count, self.count
         full = (1.0, -INPUT_HALF if self.split else -1.0, INPUT_HALF - 1.0, 1.0 - RECOMPUTED_SHARE)
         out: list[float] = []
@@ -115,7 +115,7 @@ class JobShop:
         return out
 
     def peaks(self, order: Sequence[Sequence[int]]) -> list[float]:
-        """Per stage, the most that is held at once."""
+        """Return, per stage, the most activations held at once, in microbatches."""
         recomputed = {op for line in order for op in line if self.kind_of(op) == RECOMPUTE}
         change, out = self.holds(recomputed), []
         for line in order:
@@ -128,7 +128,7 @@ class JobShop:
         return out
 
     def time(self, order: Sequence[Sequence[int]]) -> Timing | None:
-        """When every op ends if each starts as soon as it can; None if some never can."""
+        """Time each op, started as soon as it can be; None if some never can."""
         seconds, producer, lag, stages = self.seconds, self.producer, self.lag, self.stages
         end = [-1.0] * len(seconds)
         at, now = [0] * stages, [0.0] * stages
@@ -167,7 +167,7 @@ class JobShop:
                 return None
 
     def _send(self, op: int, t: float, free: dict[Way, float], arrival: dict[int, float]) -> None:
-        """Messages of one link, or port, go one after another at its bandwidth."""
+        """Send `op`'s output: messages of a link, or port, go one by one at its bandwidth."""
         user = self.consumer[op]
         link = self.stage_of(op), self.stage_of(user)
         if link in self.wires:
@@ -178,7 +178,7 @@ class JobShop:
     # --- to and from schedules -------------------------------------------------------------------
 
     def order_of(self, schedule: Schedule) -> Order:
-        """The numbers of a schedule's ops; where backwards are split, B stands for I and W."""
+        """Return the numbers of a schedule's ops; where backwards are split, B is I and W."""
         kinds = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.R: RECOMPUTE}
         out: Order = []
         for stage, line in enumerate(schedule.order):
@@ -192,7 +192,7 @@ class JobShop:
         return out
 
     def lines(self, order: Sequence[Sequence[int]]) -> tuple[Line, ...]:
-        """Ops as people write them."""
+        """Return the ops of an `order` as a schedule's lines have them."""
         kinds = (Kind.F, Kind.I if self.split else Kind.B, Kind.W, Kind.R)
         count, block = self.count, 4 * self.count
 

@@ -1,6 +1,6 @@
 """The search for dispatch rules: families that are known to work, then single changes by chance.
 
-What long annealing finds has a structure, and rules of few numbers reproduce most of it: stages
+Results of long annealing have a structure, and rules of few numbers reproduce most of it: stages
 above a slow link hurry forwards (first in first out, memory permitting) while those below hold them
 back for gradients; the stages nearest to the first hold microbatches longest and so recompute most.
 Hence families over a *prefix* of the stages, then changes of one number on a stage, or on all
@@ -23,17 +23,17 @@ from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 
 Rules = tuple[Rule, ...]
 Change = dict[str, Any]  # fields of a Rule
-COST = 6  # visits that dispatching and timing one op is worth
+COST = 6  # visits that dispatching and timing one op counts as
 THRESHOLDS = ((1.0, 1.0), (1.0, 0.3), (0.7, 0.3))  # (forward, weight) of Rule
 PREFIXES = 8
 RESERVE = 0.15
-CLOSE = 1.02  # an order that is slower than the best by more is of no use
+CLOSE = 1.02  # times the best order's seconds, above which an order is of no use
 ADOPTED = 6
 KNOWN_TRIES = 400  # changes in a row that were known already: the search has run dry
 
 
 class RuleResult(NamedTuple):
-    """Rules and the order they lead to; sorted, the fastest of least memory comes first."""
+    """A result holds rules and their order; sorted, the fastest of least memory comes first."""
 
     seconds: float
     peak: float  # sum over the stages
@@ -43,7 +43,7 @@ class RuleResult(NamedTuple):
 
 
 class RuleSearch:
-    """`run` looks for the rules whose order is fastest, and of these the one that holds least.
+    """A rule search finds the rules with the fastest order, of these the one that holds least.
 
     `bound`: seconds that no order beats. `until`: the share of the effort at which to stop.
     """
@@ -57,7 +57,7 @@ class RuleSearch:
         self.best: RuleResult | None = None
 
     def run(self, until: float) -> None:
-        """Search until that share of the effort is spent, or the bound is reached."""
+        """Search until the share `until` of the effort is spent, or the bound is reached."""
         if self.best is None:
             self.begin(until)
         idle = 0
@@ -67,7 +67,7 @@ class RuleSearch:
             self.attempt(rules)
 
     def begin(self, until: float) -> None:
-        """The families, each from the best so far."""
+        """Try the thresholds, then the families, each from the best so far."""
         stages = self.shop.stages
         for deep in (True, False) if self.shop.chunks > 1 else (True,):
             for forward, weight in THRESHOLDS:
@@ -85,17 +85,17 @@ class RuleSearch:
             self.attempt(tuned.rules)
 
     def leaders(self, most: int) -> list[RuleResult]:
-        """The best, one for each time that was reached, at most so many: `most`."""
+        """Return the best results, one per distinct time, at most so many: `most`."""
         ranked = sorted(t for t in self.known.values() if t is not None)
         return [next(same) for _, same in groupby(ranked, lambda t: ten_digits(t.seconds))][:most]
 
     @property
     def done(self) -> bool:
-        """Whether nothing is faster."""
+        """True where the best order takes no more than the bound: none is faster."""
         return self.best is not None and self.best.seconds <= self.bound * (1 + 1e-9)
 
     def over(self, until: float) -> bool:
-        """Whether to stop."""
+        """Return whether to stop: at the bound, or once the share `until` is spent."""
         return self.done or self.effort.spent >= until
 
     def attempt(self, rules: Rules) -> None:
@@ -117,7 +117,7 @@ class RuleSearch:
             self.best = tuned
 
     def families(self) -> Iterator[Rules]:
-        """What has proven itself, on some prefixes of the stages."""
+        """Yield rules with changes that have proven themselves, on some prefixes of the stages."""
         prefixes, reserve = self.prefixes(), {"reserve": RESERVE}
         if self.recompute:
             for b in prefixes:
@@ -140,15 +140,15 @@ class RuleSearch:
                 )
 
     def prefixes(self) -> list[int]:
-        """Some numbers of stages, from none to all."""
+        """Return some numbers of stages, from none to all."""
         stages = self.shop.stages
         parts = min(stages, PREFIXES)
         return sorted({round(i * stages / parts) for i in range(parts + 1)})
 
     def by_prefix(self, end: int, inside: Change, after: Change, **both: Any) -> Rules:
-        """The best rules, changed to `inside` on the stages before `end`, to `after` from there on.
+        """Return the best rules with `inside` on the stages before `end`, `after` from there on.
 
-        `both`: changes on all stages.
+        Both are changes; `both`: those on all stages.
         """
         assert self.best is not None
         return tuple(
@@ -157,13 +157,13 @@ class RuleSearch:
         )
 
     def deeper(self, more: int) -> Rules:
-        """No stage has more than `more` microbatches beyond its budget in flight."""
+        """Return the best rules with at most `more` microbatches in flight beyond the budget."""
         assert self.best is not None
         budgets = zip(self.best.rules, self.shop.budget, strict=True)
         return tuple(rule._replace(in_flight=budget + more) for rule, budget in budgets)
 
     def changed(self) -> Rules:
-        """The best rules with one number changed on some stages."""
+        """Return the best rules with one number changed on some stages."""
         assert self.best is not None
         rng, stages = self.random, self.shop.stages
         kind = rng.random()
@@ -178,7 +178,7 @@ class RuleSearch:
         )
 
     def change(self, stage: int) -> Change:
-        """A change of one number, by chance, that makes sense on `stage`."""
+        """Choose a change of one number, at random, that makes sense on `stage`."""
         rng = self.random
         options: list[tuple[float, str, Iterable[Any]]] = [
             (0.15, "forward", (0.5, 0.7, 1.0)),
@@ -207,7 +207,7 @@ class RuleSearch:
 
 
 def shorter(shop: JobShop) -> JobShop | None:
-    """The same job with fewer microbatches, to tune rules on; None where that saves little."""
+    """Return the job with fewer microbatches, to tune rules on; None where that saves little."""
     c = shop.conditions
     count = max(3 * c.stages, 24)
     if shop.chunks > 1:

@@ -1,4 +1,4 @@
-"""How long a search may go on: counted in ops looked at, or in seconds if the user says so."""
+"""The budget of a search: counted in ops looked at, or in seconds if the user sets a limit."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ MORE = 2.4e6  # where microbatches may be recomputed there are far more orders t
 
 
 def end_of(time_limit: float | None) -> float:
-    """The moment at which `time_limit` seconds from now are over; infinity for None."""
+    """Return the moment at which `time_limit` seconds from now are over; infinity for None."""
     return math.inf if time_limit is None else time.monotonic() + time_limit
 
 
 def left(end: float) -> float | None:
-    """Seconds until that `end`, none below 0; None for an infinite one."""
+    """Return the seconds until the moment `end`, at least 0; None if it is infinite."""
     return None if math.isinf(end) else max(0.0, end - time.monotonic())
 
 
 def since(moment: float) -> float:
-    """Seconds since a `moment` that `end_of` gave."""
+    """Return the seconds since a `moment` that `end_of` gave."""
     return time.monotonic() - moment
 
 
 def worked(before: float) -> float:
-    """Seconds that this thread has computed, beyond those `before`; others do not slow them."""
+    """Return the seconds that this thread has computed, less those `before`; waits do not count."""
     return time.thread_time() - before
 
 
 def late(end: float) -> bool:
-    """Whether that `end` has come."""
+    """Return whether the moment `end` has come."""
     return end < math.inf and time.monotonic() >= end
 
 
 class SearchBudget:
-    """A measure that is used up: `ops` looked at, or seconds. Counting gives all machines one plan.
+    """A search budget counts ops looked at, or seconds. Counting ops gives all machines one plan.
 
-    `ops`: the size of the job. `time_limit`: seconds, or None to count. `recompute`: whether there
-    are orders with recompute to look at, too.
+    `ops`: the size of the job. `time_limit`: seconds, or None to count ops. `recompute`: whether
+    there are orders with recompute to look at, too.
     """
 
     def __init__(self, ops: int, time_limit: float | None = None, recompute: bool = False) -> None:
@@ -53,12 +53,12 @@ class SearchBudget:
         self.end = end_of(time_limit)
 
     def spend(self, visits: int) -> None:
-        """So many ops, `visits`, have been looked at."""
+        """Count so many ops, `visits`, as looked at."""
         self.visits += visits
 
     @property
     def spent(self) -> float:
-        """The share that is used up; 1 or more once the search has to end."""
+        """The share of the budget that is used up; 1 or more once the search has to end."""
         if self.time_limit is None:
             return self.visits / self.limit
         elapsed = time.monotonic() - self.begun

@@ -34,7 +34,7 @@ TENURE = 8  # moves for which an undone sequence stays forbidden, and at most tw
 
 
 class Move(NamedTuple):
-    """On `stage`, `ops` from index `at` on instead of as many that stand there."""
+    """A move puts `ops` on `stage` from index `at` on, in place of as many that stand there."""
 
     seconds: float  # the longest path through the moved ops afterwards
     stage: int
@@ -43,10 +43,10 @@ class Move(NamedTuple):
 
 
 class TabuSearch:
-    """`improve` shortens a copy of an order; `best` and `seconds` are the result.
+    """A tabu search shortens a copy of an order by `improve`; the result is `best` and `seconds`.
 
     Ops have numbers, see JobShop. A `line` is the ops of one stage, a `path` ops that follow each
-    other on the longest path, `tails` what `tail_lengths` returns, by op. `seed`: of its choices.
+    other on the longest path, `tails` the result of `tail_lengths`. `seed`: of random choices.
     """
 
     def __init__(self, shop: JobShop, order: Order, seed: int = 0) -> None:
@@ -112,7 +112,7 @@ class TabuSearch:
                 since = 0
 
     def restart(self) -> None:
-        """Back to the best, and a few steps aside from there."""
+        """Go back to the best order, and take a few random steps aside from it."""
         self.order = [list(line) for line in self.best]
         self.tabu.clear()
         self.refresh()
@@ -120,7 +120,7 @@ class TabuSearch:
             self.perturb()
 
     def tail_lengths(self) -> list[float]:
-        """Per op, seconds from its start to the end of everything that waits for it."""
+        """Return, per op, seconds from its start to the end of everything that waits for it."""
         seconds, consumer = self.shop.seconds, self.shop.consumer
         lag, following = self.lag, self.next
         tails = [0.0] * (len(seconds) + 1)  # the last one is "none", number -1
@@ -132,7 +132,7 @@ class TabuSearch:
         return tails
 
     def longest_path(self) -> list[int]:
-        """One of the longest paths, by chance, from its first op to its last."""
+        """Return one of the longest paths, at random, from its first op to its last."""
         end, seconds = self.timing.end, self.shop.seconds
         same = 1e-9 * self.timing.makespan
         last = [line[-1] for line in self.order if end[line[-1]] >= self.timing.makespan - same]
@@ -157,7 +157,7 @@ class TabuSearch:
         return path
 
     def blocks(self, path: list[int]) -> Iterator[list[int]]:
-        """Runs of the path on one stage."""
+        """Yield the blocks of a path: at least two ops that follow each other on one stage."""
         run: list[int] = []
         for op in path:
             if run and self.previous[op] == run[-1]:
@@ -170,7 +170,7 @@ class TabuSearch:
             yield run
 
     def moves(self, path: list[int], tails: list[float]) -> list[Move]:
-        """Insertions near the borders of the path's blocks, the most promising first."""
+        """Return insertions near the borders of the path's blocks, the most promising first."""
         out: list[Move] = []
         for block in self.blocks(path):
             stage, n = self.shop.stage_of(block[0]), len(block)
@@ -185,7 +185,7 @@ class TabuSearch:
         return out
 
     def needs(self, later: int, earlier: int) -> bool:
-        """Whether `later` may not run before `earlier`: its own input, or its place in line."""
+        """Return whether `later` has to follow `earlier`, for its input or its place in line."""
         count = self.shop.count
         kind, kind_before = later // count, earlier // count
         if kind == kind_before:
@@ -200,7 +200,7 @@ class TabuSearch:
         )
 
     def estimate(self, ops: list[int], block: list[int], low: int, tails: list[float]) -> float:
-        """The longest path, in seconds, through `ops` put where `block` has index `low`."""
+        """Return the longest path, in seconds, through `ops` put at index `low` of `block`."""
         shop, end, lag = self.shop, self.timing.end, self.lag
         seconds, producer, consumer = shop.seconds, shop.producer, shop.consumer
         previous = self.previous[block[low]]
@@ -240,7 +240,7 @@ class TabuSearch:
         return False
 
     def fits(self, move: Move) -> bool:
-        """Whether the stage has the memory for a move."""
+        """Return whether the stage has the memory for a move."""
         held = self.held[move.stage][move.at - 1] if move.at else 0.0
         budget, change = self.budget[move.stage], self.change
         for op in move.ops:
@@ -308,7 +308,7 @@ class TabuSearch:
         return True
 
     def recomputes(self, line: list[int]) -> set[int]:
-        """The R ops of a line."""
+        """Return the R ops of a line."""
         return {op for op in line if self.shop.kind_of(op) == RECOMPUTE}
 
     def perturb(self) -> bool:
@@ -327,7 +327,7 @@ class TabuSearch:
         return False
 
     def inserted(self, ops: list[int], a: int, to: int) -> list[int]:
-        """The `ops` between two places once that at `a` stands at `to`.
+        """Return the `ops` between places `a` and `to` once the op at `a` has moved to `to`.
 
         Empty where it must not stand there.
         """
@@ -340,7 +340,7 @@ class TabuSearch:
 
 
 def insertions(n: int) -> list[tuple[int, int]]:
-    """From where to where ops of a block of `n` are moved: to its borders, and next to them."""
+    """Return the moves, from and to, of ops in a block of `n`: to its borders, and near them."""
     out = set()
     for a in range(n):
         near_end, near_start = n - 1 - a, a
