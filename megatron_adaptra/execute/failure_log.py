@@ -38,7 +38,7 @@ class FailureLog:
         return text
 
     def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
-        """The ranks have connected to each other, for the `serial`-th time.
+        """Begin a log, as the ranks have connected to each other for the `serial`-th time.
 
         `visible_pids`: process ids, by global rank, of the processes that this one can see: a death
         among them is reported.

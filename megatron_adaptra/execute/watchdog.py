@@ -75,7 +75,7 @@ class Watchdog:
         return self._describe(reason)
 
     def _describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
-        """`peer`: the worker that does not answer, if there is time to ask why.
+        """Describe as `describe` does; `peer`: the worker to ask why it does not answer, or None.
 
         `place`: where the main thread is, which counts unless it waits for a message.
         """
@@ -103,7 +103,7 @@ class Watchdog:
         return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
 
     def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
-        """On signal `signum` log what was waited for and exit, even while blocked in a library.
+        """Log what was waited for, and exit, on signal `signum`, even while blocked in a library.
 
         A handler of other code keeps the signal. Returns a function that puts things back.
         """

@@ -109,7 +109,7 @@ def failure_plans(
     sends: str = "eager",
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[FailurePlan, ...]:
-    """Return the best plan for 1, 2, ... `most` failures.
+    """Return the best plan for each number of failures: 1, 2, ... `most`.
 
     Args:
         conditions: of the job, without them.

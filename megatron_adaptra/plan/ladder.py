@@ -36,7 +36,7 @@ class Remedy(NamedTuple):
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """An object for json.dump, in milliseconds."""
+        """Return an object for json.dump, in milliseconds."""
         leaves = None if self.leaves is None else 1e3 * self.leaves
         return {"remedy": self.name, "leaves_ms": leaves, "why": self.why}
 
@@ -78,7 +78,7 @@ class Ladder:
         return self.remedies[: names.index(self.chosen)] if self.chosen in names else self.remedies
 
     def to_json(self) -> dict[str, Any]:
-        """An object for json.dump, in milliseconds."""
+        """Return an object for json.dump, in milliseconds."""
         return {
             "chosen": self.chosen,
             "full_ms": 1e3 * self.full,

@@ -108,7 +108,7 @@ class Exchange:
     def run(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
     ) -> None:
-        """`start`, and wait for the result. Raises what either does."""
+        """Run `start`, and wait for the result. Raises the errors of both."""
         self.start(tensor, plan, op).wait()
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class ObservedAllReduce:
     # On the training thread.
 
     def ready(self) -> GroupAllReduce:
-        """An iteration's first gradients are about to be reduced; what runs is the backend's own.
+        """Begin an iteration, before its first reduction. Returns the backend's own all-reduce.
 
         Raises:
             Disagreement, PeerLost: as AdaptiveAllReduce; nothing is voted on, so that none comes.

@@ -148,7 +148,7 @@ class SmallCollectives:
         self._collectives, self._links, self._pending = {}, {}, []
 
     def costs(self) -> dict[str, tuple[float, float, bool]]:
-        """By operation: seconds of the backend, of the AllGather, and whether that is in use."""
+        """Return by operation the backend's seconds, the AllGather's, and whether it is used."""
         return {c.name: (c.native_cost, c.direct_cost, c.direct) for c in self._all()}
 
     def measure_again(self, ranks: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""The policy `adaptive`: every lever the job allows, within its budget, by the simulator.
+"""The policy `adaptive`: every lever the job allows, within its budget, judged by simulation.
 
 List scheduling by tuned rules gives orders, tabu search on the longest path improves the best of
 them, and the schedules that others would run compete: the plan is never slower than these.

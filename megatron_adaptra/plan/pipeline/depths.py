@@ -125,7 +125,7 @@ class DepthSearch:
         return best
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield first and last of the stages that one step moves: all at an end, or one stage."""
+        """Yield first and last of the stages that one step moves: one, or all up to an end."""
         last = self.conditions.stages - 1
         for s in range(last + 1):
             yield 0, s

@@ -39,7 +39,7 @@ def over_own_messages(schedule: Schedule) -> Schedule:
 def recomputed(schedule: Schedule) -> Schedule:
     """Return the same order with every forward recomputed right before its backward.
 
-    Two kinds are not: those whose backward follows at once, and those at the model's last position,
+    Exceptions are forwards whose backward follows at once, and those at the model's last position,
     where the backward waits for no message.
     """
     last = schedule.stages * schedule.chunks - 1
@@ -61,8 +61,8 @@ def recomputed(schedule: Schedule) -> Schedule:
 def trial(schedule: Schedule, split: bool, recompute: bool) -> Schedule:
     """Return the order with microbatch 0 in halves (`split`) and made again (`recompute`).
 
-    A job runs it at its very start, so that a planner learns what these ops cost. No stage holds
-    more than without them.
+    As far as possible. A job runs it at its very start, so that a planner learns what these ops
+    cost. No stage holds more than without them.
     """
 
     def ops(op: Op) -> Line:

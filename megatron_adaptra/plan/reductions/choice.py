@@ -109,7 +109,7 @@ class Choice:
         return None
 
     def gathering(self) -> CollectivePlan | None:
-        """Return the plan of the all-gather after a reduce-scatter; None for native, or none."""
+        """Return the plan of the all-gather after a reduce-scatter; None without one."""
         if not self.sharded or self.native:
             return None
         return sharded_plan(Goal.ALL_GATHER, self.algorithm, self.ranks, self.pieces)

@@ -50,7 +50,7 @@ def _joined(c: ReplicaConditions, gather: bool) -> Chains:
 
 
 def _slow_together(above: list[float], below: list[float]) -> list[int]:
-    """Return, for each chain of slowness `above`, one of those `below`: slowest to slowest.
+    """Return, for each chain of slowness `above`, one of those `below`: slowest with slowest.
 
     Of equals each keeps its own, which has the same number.
     """

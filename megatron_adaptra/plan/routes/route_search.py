@@ -174,7 +174,7 @@ class Found:
 
     def __init__(self, runs: Runs, rules: list[Rule], turns: list[int], made: Made) -> None:
         self.runs, self.rules, self.turns, self.made = runs, rules, turns, made
-        # Of results with equal times the best is the one whose workers end sooner in sum.
+        # Results with equal times rank by the sum of the moments when their workers end.
         self.rank = ten_digits(made.seconds), ten_digits(sum(made.ends))
 
 

@@ -123,7 +123,7 @@ def least_counts(
 
 
 def _closest(costs: Sequence[Cost], microbatches: int, most: float) -> tuple[int, ...]:
-    """Counts within `most` seconds that move as few microbatches as possible, spread evenly.
+    """Find counts within `most` seconds that move the fewest microbatches, spread evenly.
 
     Empty where costs fall with a number although they never should.
     """

@@ -65,7 +65,7 @@ def gpipe(conditions: Conditions, sends: str, time_limit: float | None) -> Sched
 
 
 def one_by_one(conditions: Conditions) -> Schedule:
-    """Return a schedule in which a stage starts a microbatch once the one before it is done."""
+    """Return a schedule in which a stage ends a microbatch, backward too, before the next one."""
     chunks, count = range(conditions.chunks), conditions.microbatches
     line: list[Op] = []
     for k in range(count):

@@ -29,7 +29,7 @@ Way = tuple[int, int]  # of a link, the stages; of the port that a stage sends b
 
 @dataclass(frozen=True)
 class Timing:
-    """A timing has each op's end, by number (negative: not run), and the ops in order of start."""
+    """A timing has each op's end, by number (negative: not run), and an order to start them in."""
 
     end: list[float]
     sequence: list[int]
@@ -63,7 +63,7 @@ class JobShop:
         self.producer = [-1] * size  # the op of another position whose output an op needs
         self.consumer = [-1] * size  # the op of another position that needs an op's output
         self.lag = [0.0] * size  # by op, seconds from its producer's end to the arrival here
-        # Of links whose messages take time for their bytes: the seconds, and the queue's key.
+        # By link whose messages take time for their bytes: the seconds, and the queue's key.
         self.wires: dict[Way, tuple[float, Way]] = {}
         for x in range(self.positions):
             self._position(x)

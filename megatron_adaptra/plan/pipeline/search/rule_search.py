@@ -148,7 +148,7 @@ class RuleSearch:
     def by_prefix(self, end: int, inside: Change, after: Change, **both: Any) -> Rules:
         """Return the best rules with `inside` on the stages before `end`, `after` from there on.
 
-        Both are changes; `both`: those on all stages.
+        `inside` and `after` are changes of a rule's fields; `both`: those on all stages.
         """
         assert self.best is not None
         return tuple(
