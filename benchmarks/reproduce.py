@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import markdown
+from dots import DotChart, Dots, dots_png
 from reference import (
     BUDGETS,
     METHODS,
@@ -29,12 +30,7 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
-from megatron_adaptra.view.charts import DotChart, Dots
-from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table
-from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.dot_chart import dot_chart_svg
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Pairs = Sequence[tuple[Experiment, Prediction]]
@@ -72,8 +68,8 @@ def main(words: Sequence[str] | None = None) -> int:
             folder,
             "reproduce",
             as_json(pairs),
-            _html(pairs, headline, charts),
-            lambda path: charts_png(path, headline, [LEAD], charts),
+            _html(pairs, headline),
+            lambda path: dots_png(path, headline, LEAD, charts),
         )
     if args.json:
         print_json(as_json(pairs))
@@ -133,19 +129,9 @@ def _tables(pairs: Pairs) -> list[Table]:
     ]
 
 
-def _html(pairs: Pairs, headline: str, charts: Sequence[DotChart]) -> str:
-    cards = [
-        section(
-            chart.title,
-            dots_legend(chart.series),
-            element("div", dot_chart_svg(chart), class_="scroll"),
-            note=chart.note,
-        )
-        for chart in charts
-    ]
+def _html(pairs: Pairs, headline: str) -> str:
     shown = [section(one.title, table(one.columns, one.rows)) for one in _tables(pairs)]
-    pair = element("div", *cards, class_="pair")
-    return page(headline, header("", headline, [LEAD]), pair, *shown)
+    return page(headline, header("", headline, [LEAD]), *shown)
 
 
 def _headline(pairs: Pairs) -> str:
@@ -172,10 +158,9 @@ def _charts(pairs: Pairs) -> list[DotChart]:
         ),
         Dots("adaptive, no limit", ADAPTRA, [p.adaptive / p.bound for _, p in pairs]),
     ]
-    note = "p: the number of stages, which is what 1F1B holds, in microbatches."
     return [
         DotChart("Measured and predicted", "iteration, ms", rows, times),
-        DotChart("How far from the lower bound", "times the lower bound", rows, ratios, 1.0, note),
+        DotChart("How far from the lower bound", "times the lower bound", rows, ratios, 1.0),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.charts import Curve, Dots
+from megatron_adaptra.view.charts import Curve
 from megatron_adaptra.view.legend import legend_keys
 from megatron_adaptra.view.markup import element, text
 
@@ -32,15 +32,6 @@ def curves_legend(curves: Sequence[Curve]) -> str:
         else:
             sign = _sign("dot", f"background:{curve.colour}")
         items.append(element("span", sign, text(curve.name)))
-    return element("p", *items, class_="legend")
-
-
-def dots_legend(series: Sequence[Dots]) -> str:
-    """Names and signs of the dots."""
-    items = [
-        element("span", _sign("bar" if d.bar else "dot", f"background:{d.colour}"), text(d.name))
-        for d in series
-    ]
     return element("p", *items, class_="legend")
 
 

@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_adaptra.view.charts import DotChart, XYChart
-from megatron_adaptra.view.png.plots import INCHES, draw_dots, draw_xy, save, write_header
+from megatron_adaptra.view.charts import XYChart
+from megatron_adaptra.view.png.plots import INCHES, draw_xy, save, write_header
 
-HEAD, LEGEND = 1.55, 1.35  # inches above and below the charts
+HEAD, TALL, LEGEND = 1.55, 3.3, 1.35  # inches: above the charts, of them, below
 
 
 def charts_png(
     path: str | os.PathLike[str],
     headline: str,
     leads: Sequence[str],
-    charts: Sequence[XYChart | DotChart],
+    charts: Sequence[XYChart],
 ) -> None:
     """Write charts side by side.
 
@@ -29,22 +29,16 @@ def charts_png(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    rows = max((len(c.rows) for c in charts if isinstance(c, DotChart)), default=0)
-    tall = max(3.3, 0.27 * rows)
 
     def draw(figure: Any, height: float) -> None:
         write_header(figure, height, headline, *leads)
         each = 1 / len(charts)
         for i, chart in enumerate(charts):
-            names = chart.rows if isinstance(chart, DotChart) else ()
-            left = i * each + (0.7 + 0.075 * max(map(len, names), default=0)) / INCHES
+            left = i * each + 0.7 / INCHES
             right = (i + 1) * each - 0.25 / INCHES
-            at = (left, LEGEND / height, right - left, tall / height)
+            at = (left, LEGEND / height, right - left, TALL / height)
             axes = figure.add_axes(at)
-            if isinstance(chart, DotChart):
-                draw_dots(axes, chart)
-            else:
-                draw_xy(axes, chart)
+            draw_xy(axes, chart)
             handles, words = axes.get_legend_handles_labels()
             figure.legend(
                 handles,
@@ -58,4 +52,4 @@ def charts_png(
                 borderaxespad=0,
             )
 
-    save(path, HEAD + tall + LEGEND, draw)
+    save(path, HEAD + TALL + LEGEND, draw)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.bars import Bar, Gantt
-from megatron_adaptra.view.charts import DotChart, XYChart
+from megatron_adaptra.view.charts import XYChart
 from megatron_adaptra.view.legend import legend_keys, slow_messages
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE, STOCK
 
@@ -202,39 +202,7 @@ def draw_xy(axes: Axes, chart: XYChart) -> None:
     axes.set_yticks(marks, [number(mark) for mark in marks])
     axes.grid(axis="y", color="#e8ecf0", linewidth=0.8)
     axes.set_ylabel(chart.y_label, fontsize=8.5)
-    _finish(axes, chart.title, chart.x_label)
-
-
-def draw_dots(axes: Axes, chart: DotChart) -> None:
-    """As `dot_chart_svg` draws it."""
-    for i, inside in enumerate(zip(*(dots.values for dots in chart.series), strict=True)):
-        found = [value for value in inside if value is not None]
-        if found:
-            axes.plot([min(found), max(found)], [i, i], color="#ccd4db", linewidth=1, zorder=1)
-    for dots in chart.series:
-        points = [(value, i) for i, value in enumerate(dots.values) if value is not None]
-        axes.scatter(
-            [x for x, _ in points],
-            [y for _, y in points],
-            color=dots.colour,
-            marker="|" if dots.bar else "o",
-            s=120 if dots.bar else 34,
-            linewidths=2.4 if dots.bar else 0,
-            label=dots.name,
-            zorder=2,
-            clip_on=False,
-        )
-    axes.set_xlim(chart.start, chart.end())
-    axes.set_ylim(len(chart.rows) - 0.4, -0.6)
-    axes.set_xticks(chart.marks(), [number(mark) for mark in chart.marks()])
-    axes.set_yticks(range(len(chart.rows)), list(chart.rows))
-    axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
-    axes.spines["left"].set_visible(False)
-    _finish(axes, chart.title, chart.x_label)
-
-
-def _finish(axes: Axes, title: str, x_label: str) -> None:
-    axes.set_xlabel(x_label, fontsize=8.5)
+    axes.set_xlabel(chart.x_label, fontsize=8.5)
     axes.tick_params(length=0, labelsize=8)
     axes.set_axisbelow(True)
-    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=10)
+    axes.set_title(chart.title, loc="left", fontsize=10.5, fontweight="bold", pad=10)

@@ -1,4 +1,4 @@
-"""Charts over a quantity and dot charts: to scale, complete, escaped, and whole when empty."""
+"""Charts over a quantity: to scale, complete, escaped, and whole when empty."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.view.charts import Curve, DotChart, Dots, XYChart
-from megatron_adaptra.view.html.legend import curves_legend, dots_legend
+from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.html.legend import curves_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
 from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.dot_chart import dot_chart_svg
 from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,13 +22,6 @@ CURVES = [
 ]
 NAMES = {8.0: "8", 12.0: "12", 24.0: "24 (all)"}
 CHART = XYChart("Trade-off", "budget", "ms", CURVES, NAMES)
-DOTS = DotChart(
-    "Ratios",
-    "times",
-    ["one", "two"],
-    [Dots("a", "#111111", [1.5, None]), Dots("b", "#222222", [1.25, 2.0], bar=True)],
-    start=1.0,
-)
 
 
 def circles(svg: str) -> dict[tuple[str, ...], tuple[float, float]]:
@@ -81,26 +73,6 @@ def test_legends_name_every_curve() -> None:
     ]
     assert "dashed" in ET.tostring(root, encoding="unicode")
     assert "dot" in ET.tostring(root, encoding="unicode")
-    assert "".join(ET.fromstring(dots_legend(DOTS.series)).itertext()) == "ab"
-
-
-def test_dots_stand_in_their_rows_and_bars_are_bars() -> None:
-    svg = dot_chart_svg(DOTS)
-    assert list(circles(svg)) == [("one", "a: 1.5")]
-    bars = {}
-    for bar in ET.fromstring(svg).iter(f"{SVG}rect"):
-        middle = float(bar.get("x", "nan")) + float(bar.get("width", "nan")) / 2
-        bars[bar.findtext(f"{SVG}title")] = (middle, float(bar.get("y", "nan")))
-    assert set(bars) == {"one\nb: 1.25", "two\nb: 2"}
-    x = {
-        1.25: bars["one\nb: 1.25"][0],
-        2.0: bars["two\nb: 2"][0],
-        1.5: circles(svg)["one", "a: 1.5"][0],
-    }
-    assert (x[2.0] - x[1.25]) == pytest.approx(3 * (x[1.5] - x[1.25]), rel=1e-3)
-    assert bars["two\nb: 2"][1] - bars["one\nb: 1.25"][1] == 23
-    assert DOTS.marks()[0] == 1.0
-    assert DOTS.marks()[-1] <= DOTS.end()
 
 
 def test_nothing_to_draw_is_drawn() -> None:
@@ -109,19 +81,15 @@ def test_nothing_to_draw_is_drawn() -> None:
         assert "nan" not in svg
         ET.fromstring(svg)
     ET.fromstring(xy_chart_svg(XYChart("t", "x", "y", [])))
-    ET.fromstring(dot_chart_svg(DotChart("t", "x", [], [])))
-    ET.fromstring(dot_chart_svg(DotChart("t", "x", ["a"], [Dots("d", "#111", [None])])))
 
 
 def test_what_comes_from_elsewhere_is_escaped() -> None:
     chart = XYChart(EVIL, EVIL, EVIL, [Curve(EVIL, "#111", [(1.0, 2.0)])], {1.0: EVIL}, EVIL)
-    dots = DotChart(EVIL, EVIL, [EVIL], [Dots(EVIL, "#111", [1.0])])
     source = page(
         EVIL,
         header(EVIL, EVIL, [EVIL]),
         tiles([(EVIL, EVIL)]),
         section(EVIL, xy_chart_svg(chart), curves_legend(chart.curves), note=EVIL),
-        section(EVIL, dot_chart_svg(dots), dots_legend(dots.series)),
         table((EVIL, EVIL), [(EVIL, EVIL)], strong=[0]),
     )
     root = ET.fromstring(source.removeprefix("<!DOCTYPE html>"))
@@ -129,10 +97,10 @@ def test_what_comes_from_elsewhere_is_escaped() -> None:
     assert "".join(root.itertext()).count(EVIL) > 15
 
 
-def test_a_sheet_holds_both_kinds_of_chart(tmp_path: Path) -> None:
+def test_a_sheet_holds_charts_side_by_side(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     path = tmp_path / "sheet.png"
-    charts_png(path, "$x_1$", ["lead"], [CHART, DOTS])
+    charts_png(path, "$x_1$", ["lead"], [CHART, CHART])
     pixels = image.imread(path)
     assert pixels.shape[1] > 1200
     left, right = pixels[:, :845, :3], pixels[:, 845:, :3]
