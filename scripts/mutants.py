@@ -44,7 +44,7 @@ PACKAGES: dict[str, tuple[int, tuple[str, ...]]] = {
     "agree/agreement.py": (20, ("tests/unit/runtime",)),
 }
 NEAREST = 4  # test files; more of them notice hardly more, and each takes its time
-HANG = 600.0  # seconds of one test, and of what it waits for, on a busy machine
+HANG = 120.0  # seconds of one test, and of what it waits for, on a busy machine
 KILLED, SURVIVED, BROKEN = "killed", "survived", "could not run"
 
 

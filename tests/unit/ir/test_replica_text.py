@@ -83,6 +83,7 @@ def test_two_replicas_in_words():
     [
         ("1.0:", "1.1:", "line 4 starts with '1.0:'"),
         ("0.1:", "1:", "line 3 starts with '0.1:'"),
+        ("0.1:", "0.0:", "line 3 starts with '0.1:'"),
         (
             "1.0: F0@0 B0@0\n1.1: F0@1 B0@1\n",
             "1.0: F0@0\n",

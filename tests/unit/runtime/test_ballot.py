@@ -286,3 +286,17 @@ def test_one_digest_that_differs_aborts(digests):
     assert [one.committed for one in decided if one is not None] == [False]
     b.at_boundary(3, 0.0, LEADER)
     assert b.in_force == OLD
+
+
+def test_a_proposal_is_refused_for_its_iteration_from_its_abort_to_its_end():
+    made = ballot()
+    assert made.offer(Proposal(0, 5, NEW, "k"))
+    assert not made.refuses(5), "it is open"
+    made.decide(0, False)
+    assert made.refuses(5)
+    assert not made.refuses(4)
+    assert made.at_boundary(5, 0.0, FOLLOWER) is not None
+    assert not made.refuses(5)
+    assert made.offer(Proposal(1, 8, NEW, "k"))
+    made.decide(1, True)
+    assert not made.refuses(8), "it is committed"
