@@ -26,7 +26,7 @@ from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.shares.shares import Shares  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator  # noqa: E402
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares  # noqa: E402
 
 RESULT, DECISIONS, SLOW = "result.json", "decisions.jsonl", "slow"
 TIMEOUT = 60.0
@@ -106,7 +106,7 @@ def in_blocks(settings: Settings, shape: gpt.GPTShape, dataset: Any) -> list[lis
     def now_and_then(shares: Shares, run: Any, arguments: Any) -> Any:
         if not off[0]:
             return ours(shares, run, arguments)
-        if isinstance(shares._source, AdaptiveSync):
+        if isinstance(shares._source, AdaptiveShares):
             shares._source._began = None  # what comes next does not follow the one before
         return run(arguments)
 

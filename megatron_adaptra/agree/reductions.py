@@ -17,7 +17,7 @@ _KEYS = {"choice", "late"}
 
 
 @dataclass(frozen=True)
-class GroupAllReduce(Value):
+class GroupReduction(Value):
     """A group all-reduce runs `choice`; `late` ranks come so late that they must own no part."""
 
     choice: Choice
@@ -27,7 +27,7 @@ class GroupAllReduce(Value):
         return {"choice": self.choice.to_json(), "late": list(self.late)}
 
     @classmethod
-    def from_json(cls, data: object) -> GroupAllReduce:
+    def from_json(cls, data: object) -> GroupReduction:
         """Make a value from `data`: JSON that `to_json` has made. Raises BadInput."""
         with reading("all-reduce", data):
             given = dict(data)  # type: ignore[call-overload]
@@ -54,7 +54,7 @@ class GroupAllReduce(Value):
         return zlib.crc32(repr(self.to_json()).encode())
 
 
-def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
+def _check_all_reduce(value: GroupReduction, now: GroupReduction) -> None:
     """Raise BadBundle for another shape or a late owner; or an error of the plan's own proof."""
     choice, ranks = value.choice, now.choice.ranks
     if choice.sharded != now.choice.sharded:
@@ -70,4 +70,4 @@ def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
     value.plan, value.gathering  # noqa: B018  # which proves them
 
 
-ALL_REDUCE = ValueKind("all-reduce", GroupAllReduce.from_json, _check_all_reduce)
+ALL_REDUCE = ValueKind("all-reduce", GroupReduction.from_json, _check_all_reduce)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.plan.reductions.choice import Choice
@@ -31,7 +31,7 @@ class GroupReductions:
     """
 
     ranks: tuple[int, ...]
-    decisions: list[AllReduceDecision]
+    decisions: list[ReductionDecision]
     known: Figures | None
 
     @classmethod
@@ -77,7 +77,7 @@ def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
     ]
 
 
-def measured_ms(decision: AllReduceDecision) -> float | None:
+def measured_ms(decision: ReductionDecision) -> float | None:
     """From the last arrival to the end, the median of the first reductions after the first one."""
     return median(decision.samples) if decision.samples else None
 
@@ -107,7 +107,7 @@ def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[
 
 def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -> Reduction | None:
     """The all-reduce in place of native that most reductions of the `phase` ran, with native's."""
-    found: list[tuple[int, int, AllReduceDecision]] = []
+    found: list[tuple[int, int, ReductionDecision]] = []
     for group in groups:
         for decision, until in pairwise([*group.decisions, None]):
             assert decision is not None
@@ -120,7 +120,7 @@ def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -
     return reduction_of(min(found, key=lambda one: one[:2])[2])
 
 
-def reduction_of(decision: AllReduceDecision) -> Reduction:
+def reduction_of(decision: ReductionDecision) -> Reduction:
     """The picture of a `decision`, from the figures that it was made from."""
     figures, chosen = Figures.from_json(decision.figures), Choice.from_json(decision.choice)
     gloo = replace(figures, ports=by_gloo(figures.ports))

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.decisions import ShareDecision
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
@@ -32,7 +32,7 @@ class Finds(Protocol):
         ...
 
 
-def found_shares(shares: Finds | None) -> list[SyncDecision]:
+def found_shares(shares: Finds | None) -> list[ShareDecision]:
     """The decisions that came into force, at the end of a run; none where there are no `shares`."""
     loop = None if shares is None else shares.loop
     if loop is None:
@@ -42,7 +42,7 @@ def found_shares(shares: Finds | None) -> list[SyncDecision]:
 
 
 def share_entries(
-    decisions: Sequence[SyncDecision], iteration_ms: Sequence[float], ends: Iterable[int]
+    decisions: Sequence[ShareDecision], iteration_ms: Sequence[float], ends: Iterable[int]
 ) -> list[dict[str, Any]]:
     """What the summary has of each of `decisions`, in order.
 
@@ -73,7 +73,7 @@ def share_entries(
 
 
 def drawn_shares(
-    decisions: Sequence[SyncDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
+    decisions: Sequence[ShareDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
 ) -> SharedIteration | None:
     """The change to other counts under which most iterations of the `phase` ran.
 
@@ -92,7 +92,7 @@ def drawn_shares(
     return shared_iteration(decisions[at], shares[at]["measured_ms"])
 
 
-def shared_iteration(decision: SyncDecision, measured_ms: float | None) -> SharedIteration:
+def shared_iteration(decision: ShareDecision, measured_ms: float | None) -> SharedIteration:
     """The picture of a `decision`, from the figures that it was made from.
 
     Each microbatch of a replica takes what its pipeline's slowest stage does. What does not depend
@@ -121,14 +121,14 @@ def shared_iteration(decision: SyncDecision, measured_ms: float | None) -> Share
     )
 
 
-def _last(decision: SyncDecision, counts: Sequence[int]) -> float:
+def _last(decision: ShareDecision, counts: Sequence[int]) -> float:
     """Seconds until the last replica has run its microbatches."""
     figures = zip(decision.outside_ms, decision.microbatch_ms, counts, strict=True)
     return max(outside + each * count for outside, each, count in figures) / 1e3
 
 
 def _timeline(
-    decision: SyncDecision, counts: Sequence[int], conditions: ReplicaConditions, name: str
+    decision: ShareDecision, counts: Sequence[int], conditions: ReplicaConditions, name: str
 ) -> Timeline:
     """One iteration with these `counts`, a row per replica, and the step when all are there."""
     sync, spans = SyncPlan(decision.microbatches, tuple(counts)), list[Span]()

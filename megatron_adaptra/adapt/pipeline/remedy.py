@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Vote
-from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
@@ -31,7 +31,7 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         workers: of this pipeline, by stage.
     """
 
-    replanner: Replanner
+    replanner: PipelineReplanner
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
     ) -> None:
-        super().__init__(start, Replanner(start, estimator, rule), log, workers)
+        super().__init__(start, PipelineReplanner(start, estimator, rule), log, workers)
         self.estimator, self.rule = estimator, rule
         self._starvation = Starvation(start.stages)
 

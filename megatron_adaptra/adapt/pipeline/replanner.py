@@ -19,7 +19,7 @@ from megatron_adaptra.adapt.schedules.decisions import (
     why_swap,
 )
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, BaseReplanner
+from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, Replanner
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.routes import Path
@@ -32,7 +32,7 @@ from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.sim.clock import simulate
 
 
-class Replanner(BaseReplanner[Plan, Conditions]):
+class PipelineReplanner(Replanner[Plan, Conditions]):
     """A replanner decides when one pipeline changes its plan, and to what.
 
     Args:

@@ -11,7 +11,7 @@ from megatron_adaptra.agree.agreement import Ballot, DecisionStore
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import Controller, Member
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.transport.base import Transport
 
@@ -20,7 +20,7 @@ def controller_of(
     control: Transport,
     me: int,
     ranks: tuple[int, ...],
-    value: GroupAllReduce,
+    value: GroupReduction,
     timeout: float,
     remedy: Callable[[], ReductionRemedy],
 ) -> Controller:

@@ -11,7 +11,7 @@ from megatron_adaptra.adapt.trial import in_words
 
 
 @dataclass(kw_only=True)
-class AllReduceDecision(Decision):
+class ReductionDecision(Decision):
     """An all-reduce decision changes how the ranks of a group reduce their gradients.
 
     What is measured of a reduction counts from the last arrival. Iterations are counted in

@@ -12,10 +12,10 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
 from megatron_adaptra.adapt.offer import Offer
 from megatron_adaptra.adapt.planners import ChoiceProcess
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
 from megatron_adaptra.agree.bundle import Bundle
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import AdaptraError, PlanningFailed
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
@@ -49,14 +49,14 @@ class Change:
     again: int | None = None
 
     @property
-    def value(self) -> GroupAllReduce:
+    def value(self) -> GroupReduction:
         """The all-reduce that is voted on, with the late ranks, which must own no part of it."""
         choice, figures = self.chosen.choice, self.figures
         late = () if figures is None or choice.native else figures.rounded().very_late
-        return GroupAllReduce(choice, late)
+        return GroupReduction(choice, late)
 
 
-class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
+class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
     """A reduction remedy chooses how one data-parallel group adds up its gradients.
 
     Args:
@@ -74,7 +74,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         self,
         ranks: Sequence[int],
         min_gain: float,
-        log: DecisionLog[AllReduceDecision],
+        log: DecisionLog[ReductionDecision],
         stays: str | None = None,
     ) -> None:
         super().__init__(len(ranks), log)
@@ -108,7 +108,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
 
     def observe(
         self, iteration: int, row: Mapping[int, ReductionReport]
-    ) -> Proposed[AllReduceDecision] | None:
+    ) -> Proposed[ReductionDecision] | None:
         took = after_last_arrival(row)
         rates = self._rates(row, took)
         periods = [one.period for one in row.values() if one.period is not None]
@@ -190,7 +190,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
         waits = 2 * steps * self._estimate.late_ranks.delay()
         return not choice.native or waits >= self._min_gain * median(self._periods)
 
-    def _undo(self, iteration: int, outcome: Outcome) -> Proposed[AllReduceDecision]:
+    def _undo(self, iteration: int, outcome: Outcome) -> Proposed[ReductionDecision]:
         """Propose native again, and block plans for a while: this one is slower than predicted."""
         native, ours = outcome
         why = (
@@ -208,7 +208,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
             return None
         return replace(figures, buffers=replace(self._buffers, overlap=median(self._overlaps)))
 
-    def _choose(self, iteration: int) -> Proposed[AllReduceDecision] | None:
+    def _choose(self, iteration: int) -> Proposed[ReductionDecision] | None:
         """Choose anew: something is no longer as planned for."""
         if self._stays is not None and not self._estimate.late_ranks.changes():
             self._estimate.accept()  # ports pass what the backend makes of them
@@ -282,14 +282,14 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
             self._attempt.again = None if self._estimate.changes() else later
         self._estimate.accept()
 
-    def _proposed(self, iteration: int, change: Change) -> Proposed[AllReduceDecision]:
+    def _proposed(self, iteration: int, change: Change) -> Proposed[ReductionDecision]:
         """Propose a `change` after the reports of `iteration`."""
         before = self.vote.in_force[ALL_REDUCE].choice
         chosen, figures = change.chosen, change.figures
         late = () if figures is None else figures.lateness
 
-        def decide(swap: int) -> AllReduceDecision:
-            return AllReduceDecision(
+        def decide(swap: int) -> ReductionDecision:
+            return ReductionDecision(
                 number=self.log.made, iteration=swap, detected=iteration, ranks=self.ranks,
                 why=change.why, before=str(before), after=str(chosen.choice),
                 choice=chosen.choice.to_json(), late_ms=[1e3 * one for one in late],
@@ -300,7 +300,7 @@ class ReductionRemedy(Remedy[ReductionReport, AllReduceDecision]):
 
         return Proposed(Bundle({ALL_REDUCE: change.value}), decide)
 
-    def switched(self, decision: AllReduceDecision, before: AllReduceDecision | None) -> None:
+    def switched(self, decision: ReductionDecision, before: ReductionDecision | None) -> None:
         self._estimate.accept()
         why = None if before is None else before.why
         tried = decision.after != NATIVE

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Proposed, Vote
 from megatron_adaptra.adapt.planners import RouteProcess
-from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
@@ -30,10 +30,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         estimator: of all workers.
         rule: by which plans are made and compared.
         workers: of all replicas, by number.
-        mode: see ReplicaReplanner.
+        mode: see RouteReplanner.
     """
 
-    replanner: ReplicaReplanner
+    replanner: RouteReplanner
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         mode: str = "auto",
     ) -> None:
         self._search = RouteProcess()
-        replanner = ReplicaReplanner(start, estimator, rule, mode, search=self._search)
+        replanner = RouteReplanner(start, estimator, rule, mode, search=self._search)
         super().__init__(start, replanner, log, workers)
         self.estimator, self.rule = estimator, rule
 

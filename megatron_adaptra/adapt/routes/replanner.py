@@ -22,7 +22,7 @@ from megatron_adaptra.adapt.routes.words import (
 )
 from megatron_adaptra.adapt.schedules.change import Change, ReplicaChange
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, BaseReplanner
+from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN, Replanner
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -51,7 +51,7 @@ LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
-class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
+class RouteReplanner(Replanner[ReplicaPlan, ReplicaConditions]):
     """A replica replanner decides when several replicas change their plan, and to what.
 
     Args:
@@ -97,7 +97,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._not_before = 0  # to plan takes a while, in which training launches less
-        # When no plan gained enough from what had changed: see Replanner.
+        # When no plan gained enough from what had changed: see PipelineReplanner.
         self._declined: tuple[int, dict[Path, float], dict[int, float]] | None = None
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when

@@ -17,7 +17,7 @@ from megatron_adaptra.adapt.schedules.decisions import (
     PlanDecision,
     Worker,
 )
-from megatron_adaptra.adapt.schedules.replanner import BaseReplanner
+from megatron_adaptra.adapt.schedules.replanner import Replanner
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -46,7 +46,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def __init__(
         self,
         start: Schedule,
-        replanner: BaseReplanner[P, K],
+        replanner: Replanner[P, K],
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
     ) -> None:

@@ -81,7 +81,7 @@ class Estimates(Protocol[K_co]):
         ...
 
 
-class BaseReplanner(ABC, Generic[P, K]):
+class Replanner(ABC, Generic[P, K]):
     """A replanner feeds the estimator, and compares plans by the rule.
 
     For each iteration call `observe`, which a subclass has, then `propose`; once a change is

@@ -12,7 +12,7 @@ from megatron_adaptra.plan.shares.counts import shares_in_words
 
 
 @dataclass(kw_only=True)
-class SyncDecision(Decision):
+class ShareDecision(Decision):
     """A share decision changes how many microbatches each replica runs.
 
     An iteration is measured from its beginning to that of the next one.

@@ -12,7 +12,7 @@ from megatron_adaptra.adapt.counts_vote import SYNC
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Proposed, Remedy, Vote
 from megatron_adaptra.adapt.offer import Offered, Offers
-from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.decisions import ShareDecision
 from megatron_adaptra.adapt.shares.ladder import PATIENCE, cheaper_remedies, known_remedies
 from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial
 from megatron_adaptra.agree.bundle import Bundle
@@ -27,7 +27,7 @@ WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
 
 
-class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
+class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
     """A share remedy chooses how many microbatches each replica of a job runs.
 
     It runs at the job's first rank, which reports the rows of all replicas.
@@ -50,7 +50,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
         self,
         replicas: int,
         min_gain: float,
-        log: DecisionLog[SyncDecision],
+        log: DecisionLog[ShareDecision],
         stages: int = 1,
         offers: Offers | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
 
     def observe(
         self, iteration: int, reports: Mapping[int, ReplicaRow]
-    ) -> Proposed[SyncDecision] | None:
+    ) -> Proposed[ShareDecision] | None:
         row = reports[0]
         microbatches = sum(row.microbatches) // len(row.microbatches)
         if microbatches != self._microbatches:
@@ -174,7 +174,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
             found.append(Measured(row.took, median(each)))
         return found
 
-    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[SyncDecision]:
+    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[ShareDecision]:
         """Propose the faster counts of before, and block others for a while: predictions fail."""
         decision, (before, ours) = self.log.last, outcome
         assert decision is not None
@@ -187,7 +187,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
             microbatch_ms=[], outside_ms=[], cheaper=[], again=self._attempt.backoff.until,
         )  # fmt: skip
 
-    def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[SyncDecision] | None:
+    def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[ShareDecision] | None:
         """Choose counts anew: other replicas are slow."""
         iteration, slow = row.iteration, self._speeds.slow()
         attempt = self._attempt
@@ -260,11 +260,11 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
 
     def _proposed(
         self, iteration: int, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
-    ) -> Proposed[SyncDecision]:
+    ) -> Proposed[ShareDecision]:
         """Propose a `plan` in place of the `current` one, after the reports of `iteration`."""
 
-        def decide(swap: int) -> SyncDecision:
-            return SyncDecision(
+        def decide(swap: int) -> ShareDecision:
+            return ShareDecision(
                 number=self.log.made, iteration=swap, detected=iteration, why=why,
                 microbatches=plan.microbatches, before=list(current.counts),
                 after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
@@ -272,7 +272,7 @@ class ShareRemedy(Remedy[ReplicaRow, SyncDecision]):
 
         return Proposed(Bundle({SYNC: plan}), decide)
 
-    def switched(self, decision: SyncDecision, before: SyncDecision | None) -> None:
+    def switched(self, decision: ShareDecision, before: ShareDecision | None) -> None:
         self._speeds.accept()
         shared = set(decision.after) != {decision.microbatches}
         tried, why = decision.again is None and shared, None if before is None else before.why

@@ -41,7 +41,7 @@ from megatron_adaptra.agree.share_vote import (
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import reason_of
 from megatron_adaptra.base.log import GOES_ON, log_line
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.replica_row import ReplicaRow
 
@@ -90,7 +90,7 @@ class Shares:
     @property
     def loop(self) -> Loop[ShareRemedy] | None:
         """What finds counts, at the job's first rank; None at others, and where none are found."""
-        return self._source.loop if isinstance(self._source, AdaptiveSync) else None
+        return self._source.loop if isinstance(self._source, AdaptiveShares) else None
 
     def forward_backward(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward with these `arguments`, which `run` runs.
@@ -196,7 +196,7 @@ class Shares:
         self._starts()
         if self._plan != before:
             self._session.begin_anew(apart=not self._plan.full)
-            found = isinstance(self._source, AdaptiveSync)  # whose decisions are logged
+            found = isinstance(self._source, AdaptiveShares)  # whose decisions are logged
             if self._plan.microbatches == before.microbatches and not (self._off or found):
                 counts = ",".join(map(str, self._plan.counts))
                 self._session.context.say(

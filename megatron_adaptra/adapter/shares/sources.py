@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapt.offer import Offers
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.measure.replica_row import ReplicaRow
@@ -117,7 +117,7 @@ def new_source(
     """
     if config.counts:
         return NamedCounts(config.counts, say)
-    return AdaptiveSync(
+    return AdaptiveShares(
         dist.get_rank(), mpu.get_data_parallel_world_size(), microbatches, iteration,
         stages=mpu.get_pipeline_model_parallel_world_size(), min_gain=config.min_gain,
         log=config.log_file("sync"),

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.execute.planned import observed
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
+from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import Exchange
-from megatron_adaptra.execute.planned.observed import ObservedAllReduce
+from megatron_adaptra.execute.planned.observed import ObservedReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 
 # Of Megatron's settings for DDP, what changes what is reduced, and when.
@@ -37,7 +37,7 @@ class PlannedGroup:
         group: Any,
         name: str,
         connected: Connected,
-        adaptive: AdaptiveAllReduce | ObservedAllReduce | None,
+        adaptive: AdaptiveReductions | ObservedReductions | None,
         plan_of: Callable[[Goal, int], CollectivePlan],
     ) -> None:
         self.group, self.name, self.adaptive = group, name, adaptive
@@ -52,7 +52,7 @@ class PlannedGroup:
     def begins(self, buckets: Any) -> None:
         """Gradients of `buckets` are about to be reduced: an iteration begins with the same ones.
 
-        Raises what `AdaptiveAllReduce.ready` does.
+        Raises what `AdaptiveReductions.ready` does.
         """
         if self._first is None or buckets is self._first:
             self._first = buckets
@@ -86,7 +86,7 @@ def connect(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-) -> tuple[Connected, AdaptiveAllReduce | ObservedAllReduce | None]:
+) -> tuple[Connected, AdaptiveReductions | ObservedReductions | None]:
     """Connect the ranks of a `group`: a collective of it.
 
     Args:
@@ -94,7 +94,7 @@ def connect(
         name: of the connections' use.
         config: the job's settings.
         device: that buffers are on.
-        sharded, overlaps: see AdaptiveAllReduce.
+        sharded, overlaps: see AdaptiveReductions.
 
     Returns:
         The connections, and what finds out and votes, under `--adaptra-allreduce auto`; on a GPU
@@ -113,11 +113,11 @@ def connect(
     ranks = tuple(dist.get_process_group_ranks(group))
     log = config.log_file(f"{name}{ranks[0]}")
     if device.behind:
-        return connected, ObservedAllReduce(
+        return connected, ObservedReductions(
             connected, group.rank(), ranks, device, dist.get_backend(group), config.min_gain,
             config.timeout, log, sharded, overlaps,
         )  # fmt: skip
-    return connected, AdaptiveAllReduce(
+    return connected, AdaptiveReductions(
         connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
     )
 

@@ -12,11 +12,11 @@ from statistics import mean
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.controls import controller_of, loop_of
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.agreed_value import agreed_value
 from megatron_adaptra.agree.guard import Guard
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, seen_by_rank
@@ -33,7 +33,7 @@ _PROBES = 0.01  # share of the bytes of reductions, each of which crosses a port
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
 
 
-class AdaptiveAllReduce:
+class AdaptiveReductions:
     """An adaptive all-reduce measures each iteration's reduction, and keeps what all ranks run.
 
     An iteration begins with `ready`; each buffer that is reduced in it is `started` and `ended`, by
@@ -69,7 +69,7 @@ class AdaptiveAllReduce:
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
         self._lock = threading.Lock()
         self._iteration = -1
-        self._value = GroupAllReduce(Choice(len(ranks), sharded=sharded))
+        self._value = GroupReduction(Choice(len(ranks), sharded=sharded))
         self._arrived = 0.0
         self._ended: float | None = None  # the moment, if it is known
         self._period: float | None = None
@@ -94,13 +94,13 @@ class AdaptiveAllReduce:
         )
         self._controller = controller_of(
             meshes["control"], me, ranks, self._value, timeout,
-            lambda: ReductionRemedy(ranks, min_gain, DecisionLog(AllReduceDecision, log)),
+            lambda: ReductionRemedy(ranks, min_gain, DecisionLog(ReductionDecision, log)),
         )  # fmt: skip
         connected.exchange.check = self.check
 
     # On the training thread.
 
-    def ready(self) -> GroupAllReduce:
+    def ready(self) -> GroupReduction:
         """Begin an iteration, whose first gradients are ready. Returns what runs in it.
 
         Raises:
@@ -126,11 +126,11 @@ class AdaptiveAllReduce:
         self._guard.call(self._begins, before)
         return self._value
 
-    def _agreed(self) -> GroupAllReduce:
+    def _agreed(self) -> GroupReduction:
         guard, controller = self._guard, self._controller
         return agreed_value(guard, controller, self._iteration, ALL_REDUCE, self._value)
 
-    def _begins(self, ran: GroupAllReduce) -> None:
+    def _begins(self, ran: GroupReduction) -> None:
         """Begin an iteration after one that ran `ran`; if it is measured, send the moment."""
         assert self._arrivals is not None
         measured, iteration, mark = self._measured, self._iteration, self._value.mark
@@ -153,7 +153,7 @@ class AdaptiveAllReduce:
         return self._value.choice.native
 
     @property
-    def value(self) -> GroupAllReduce:
+    def value(self) -> GroupReduction:
         """The all-reduce that runs from one `ready` to the next one."""
         return self._value
 

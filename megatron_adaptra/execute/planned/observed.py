@@ -9,11 +9,11 @@ from pathlib import Path
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.controls import controller_of, loop_of
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.agreed_value import agreed_value
 from megatron_adaptra.agree.guard import Guard
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base import waits
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, seen_by_rank
@@ -39,14 +39,14 @@ class _Reduction:
     ends: int = 0
 
 
-class ObservedAllReduce:
-    """An observed all-reduce has the methods of AdaptiveAllReduce, but never votes on a change.
+class ObservedReductions:
+    """An observed all-reduce has the methods of AdaptiveReductions, but never votes on a change.
 
     Moments are marks on the stream, known once the GPU has passed them. What an iteration has shown
     goes to the other ranks in the next one, and to the leader in the one after that, when the
     messages of all of them have come: a step of the optimizer is between.
 
-    `late`: as of AdaptiveAllReduce.
+    `late`: as of AdaptiveReductions.
 
     Args:
         connected: between the group's ranks, with MESHES.
@@ -55,9 +55,9 @@ class ObservedAllReduce:
         device: the one that the gradients are on.
         backend: the name of torch's.
         min_gain: share of an iteration that a plan has to save to be named.
-        timeout: seconds, as of AdaptiveAllReduce.
+        timeout: seconds, as of AdaptiveReductions.
         log: file of decisions, of which there are none; None for none.
-        sharded, overlaps: as of AdaptiveAllReduce.
+        sharded, overlaps: as of AdaptiveReductions.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ObservedAllReduce:
         self._connected, self._me, self._ranks, self._device = connected, me, ranks, device
         self._guard = Guard(f"measuring reductions of {ranks_in_words(ranks)} at rank {ranks[me]}")
         self._overlaps = overlaps
-        self._value = GroupAllReduce(Choice(len(ranks), sharded=sharded))
+        self._value = GroupReduction(Choice(len(ranks), sharded=sharded))
         self._iteration, self._now = -1, _Reduction(-1)
         self._expected = 0  # buffers, by the iteration before
         self._arrived: float | None = None  # the moment of the one before
@@ -90,17 +90,17 @@ class ObservedAllReduce:
         self._controller = controller_of(
             meshes["control"], me, ranks, self._value, timeout,
             lambda: ReductionRemedy(
-                ranks, min_gain, DecisionLog(AllReduceDecision, log), stays=f"with {backend}"
+                ranks, min_gain, DecisionLog(ReductionDecision, log), stays=f"with {backend}"
             ),
         )  # fmt: skip
 
     # On the training thread.
 
-    def ready(self) -> GroupAllReduce:
+    def ready(self) -> GroupReduction:
         """Begin an iteration, before its first reduction. Returns the backend's own all-reduce.
 
         Raises:
-            Disagreement, PeerLost: as AdaptiveAllReduce; nothing is voted on, so that none comes.
+            Disagreement, PeerLost: as AdaptiveReductions; nothing is voted on, so that none comes.
         """
         self._iteration += 1
         agreed_value(self._guard, self._controller, self._iteration, ALL_REDUCE, self._value)
@@ -136,7 +136,7 @@ class ObservedAllReduce:
         )  # fmt: skip
 
     @property
-    def value(self) -> GroupAllReduce:
+    def value(self) -> GroupReduction:
         """The all-reduce that runs: always the backend's own."""
         return self._value
 

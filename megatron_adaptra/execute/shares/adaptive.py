@@ -12,7 +12,7 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop
 from megatron_adaptra.adapt.offer import Offers
 from megatron_adaptra.adapt.record import RunRecord
-from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.decisions import ShareDecision
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.guard import Guard
@@ -24,7 +24,7 @@ from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.measure.replica_row import ReplicaRow
 
 
-class AdaptiveSync:
+class AdaptiveShares:
     """An adaptive sync measures each iteration's replicas, and keeps what all of them run.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
@@ -70,7 +70,7 @@ class AdaptiveSync:
         self.loop: Loop[ShareRemedy] | None = None
         self._vote = CountsVote(first, self._bundle())
         if me == 0:
-            written = DecisionLog(SyncDecision, log, RunRecord(record))
+            written = DecisionLog(ShareDecision, log, RunRecord(record))
             self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers))
             self.loop.start(self._vote)
 

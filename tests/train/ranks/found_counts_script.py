@@ -32,7 +32,7 @@ from megatron_adaptra.adapter.shares import offers  # noqa: E402
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.agree.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync  # noqa: E402
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
 from megatron_adaptra.measure.replica_row import ReplicaRow  # noqa: E402
 
@@ -56,8 +56,8 @@ def train(dataset: Any, activation: Any = None, iterations: int = ITERATIONS) ->
     losses, counts, together, shown = [], [], [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShareVote, "start", noted(order, "vote", ShareVote.start))
-        starts = noted(order, "start", AdaptiveSync.starts)
-        patch.setattr(AdaptiveSync, "starts", starts)
+        starts = noted(order, "start", AdaptiveShares.starts)
+        patch.setattr(AdaptiveShares, "starts", starts)
         for _ in range(iterations):
             arm.begin()
             pairs = arm.forward_backward(function)
@@ -88,7 +88,7 @@ def noted(order: list[str], word: str, function: Callable[..., Any]) -> Callable
 
 def calculate(replica: int) -> None:
     """From now on what replicas take follows from counts, and each rank puts that into its vote."""
-    known, ended = ScheduleTimes.known, AdaptiveSync.ended
+    known, ended = ScheduleTimes.known, AdaptiveShares.ended
 
     def calculated(iteration: int, counts: tuple[int, ...]) -> list[float]:
         slow = SLOW if FROM <= iteration < TO else None
@@ -101,14 +101,14 @@ def calculate(replica: int) -> None:
         assert timed.seconds > 0
         return timed._replace(seconds=calculated(iteration, timed.counts)[replica])
 
-    def ends(self: AdaptiveSync, row: ReplicaRow) -> None:
+    def ends(self: AdaptiveShares, row: ReplicaRow) -> None:
         expected = calculated(row.iteration, row.microbatches)
         assert row.seconds == pytest.approx(expected), "on all ranks"
         self._took[row.iteration] = max(row.seconds) + STEP
         ended(self, row)
 
     ScheduleTimes.known = knows  # type: ignore[method-assign]
-    AdaptiveSync.ended = ends  # type: ignore[method-assign]
+    AdaptiveShares.ended = ends  # type: ignore[method-assign]
 
 
 def answered(leaves: float) -> None:
@@ -124,13 +124,13 @@ def answered(leaves: float) -> None:
 
 def stay_behind() -> None:
     """From now on this rank goes on as before when others switch."""
-    begin = AdaptiveSync.begin
+    begin = AdaptiveShares.begin
 
-    def stays(self: AdaptiveSync, iteration: int, voted: Any, microbatches: int) -> SyncPlan:
+    def stays(self: AdaptiveShares, iteration: int, voted: Any, microbatches: int) -> SyncPlan:
         plan = begin(self, iteration, voted, microbatches)
         return SyncPlan.full_of(plan.replicas, plan.microbatches)
 
-    AdaptiveSync.begin = stays  # type: ignore[method-assign]
+    AdaptiveShares.begin = stays  # type: ignore[method-assign]
 
 
 def shares(

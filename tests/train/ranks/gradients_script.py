@@ -33,7 +33,7 @@ from megatron_adaptra.adapter.step.planned_groups import PlannedGroup  # noqa: E
 from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
-from megatron_adaptra.execute.planned.adaptive import AdaptiveAllReduce  # noqa: E402
+from megatron_adaptra.execute.planned.adaptive import AdaptiveReductions  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
 from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.reductions.direct import direct  # noqa: E402
@@ -182,7 +182,7 @@ def forced(arm: gpt.Arm, function: Function) -> Function:
     return call
 
 
-def measuring() -> Iterator[AdaptiveAllReduce]:
+def measuring() -> Iterator[AdaptiveReductions]:
     """What measures reductions here now."""
     for activation in activate._active:
         for reduction in activation.reductions:

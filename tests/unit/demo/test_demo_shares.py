@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from view.view_sample import sample_report
 
-from megatron_adaptra.adapt.shares.decisions import SyncDecision
+from megatron_adaptra.adapt.shares.decisions import ShareDecision
 from megatron_adaptra.cli.demo_table import words
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
@@ -20,7 +20,7 @@ from megatron_adaptra.view.png.report import report_png
 PAGE = Path(__file__).parents[3] / "docs" / "files.md"
 PHASE = (10, 30)  # iterations in which the replica is slow
 RAN = [100.0] * 10 + [180.0] * 6 + [999.0] + [120.0] * 13 + [70.0] * 5 + [999.0] + [100.0] * 4
-INTO = SyncDecision(
+INTO = ShareDecision(
     number=0, iteration=16, detected=13, why="replica 2 takes 2 times as long as the others",
     planning_ms=1.0, microbatches=8, before=[8, 8, 8, 8], after=[9, 9, 5, 9], slow=[2],
     microbatch_ms=[10.0, 10.0, 20.0, 10.0], outside_ms=[10.0, 10.0, 20.0, 10.0],
@@ -66,7 +66,7 @@ def test_the_picture_is_an_iteration_of_all_replicas_from_the_decision_s_figures
 
 
 def test_drawn_is_what_ran_longest_in_the_slow_phase() -> None:
-    def drawn(*decisions: SyncDecision, phase: tuple[int, int] = PHASE) -> Any:
+    def drawn(*decisions: ShareDecision, phase: tuple[int, int] = PHASE) -> Any:
         found = drawn_shares(decisions, share_entries(decisions, RAN, ENDS), phase)
         return found and (found.iteration, found.measured_ms)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
-from megatron_adaptra.adapt.pipeline.replanner import Replanner
-from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
+from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.adapt.schedules.change import Change, K, P
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.iteration_record import IterationRecord
@@ -26,7 +26,7 @@ class FedJob(Generic[P, K]):
 
     truth: Any
 
-    def __init__(self, start: Schedule, replanner: Replanner | ReplicaReplanner) -> None:
+    def __init__(self, start: Schedule, replanner: PipelineReplanner | RouteReplanner) -> None:
         self.start, self.replanner = start, replanner
         self.ran: list[Schedule] = []
         self.changes: dict[int, Change[P, K]] = {}

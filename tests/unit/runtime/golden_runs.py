@@ -32,7 +32,7 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.offer import Offer
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.record import RunRecord
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
@@ -319,7 +319,7 @@ class Observed(Reductions):
     """A group of four ranks keeps its reductions as they are."""
 
     def _made(self, new_loop: Callable[[], Any]) -> Any:
-        log = DecisionLog(AllReduceDecision, self._folder / LOG)
+        log = DecisionLog(ReductionDecision, self._folder / LOG)
         return Loop(ReductionRemedy(range(8, 12), 0.02, log, "with nccl"))
 
 

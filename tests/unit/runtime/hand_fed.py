@@ -12,7 +12,7 @@ from typing import Any
 from runtime.fed_job import FedJob
 from telemetry.records import stock_records
 
-from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
@@ -120,7 +120,7 @@ class Job(FedJob[Plan, Conditions]):
         start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
         estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, on_device=True)
         self.rule = ReplanPolicy(sends="eager")
-        super().__init__(start, Replanner(start, estimator, self.rule))
+        super().__init__(start, PipelineReplanner(start, estimator, self.rule))
         self.predicted: dict[int, float] = {}
 
     def _measured(self, iteration: int) -> list[IterationRecord]:

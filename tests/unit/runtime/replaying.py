@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
 from megatron_adaptra.adapt.record import Recorded, RecordedIteration
-from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.ir.schedule import Schedule
 
 
 def replayed(
     run: Recorded,
-    replanner: Replanner | ReplicaReplanner,
+    replanner: PipelineReplanner | RouteReplanner,
     reports_of: Callable[[RecordedIteration], Any] = lambda row: row.reports,
 ) -> list[tuple[int, str]]:
     """The iterations whose reports lead to a plan, and the plans as text."""

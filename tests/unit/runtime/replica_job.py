@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.fed_job import FedJob
 
-from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -87,7 +87,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.budgets = each[0].budgets
         self.estimator = ReplicaEstimator(each)
         rule = ReplanPolicy(sends="eager")
-        super().__init__(start, ReplicaReplanner(start, self.estimator, rule, mode, ops=20_000))
+        super().__init__(start, RouteReplanner(start, self.estimator, rule, mode, ops=20_000))
         self.took: list[float] = []
         self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()

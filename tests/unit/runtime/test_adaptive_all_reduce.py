@@ -20,11 +20,11 @@ from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import Controller
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.execute.planned import adaptive as group
 from megatron_adaptra.execute.planned import path_probes
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveAllReduce
+from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.path_probes import (
@@ -39,7 +39,7 @@ from megatron_adaptra.execute.planned.path_probes import (
 from megatron_adaptra.plan.reductions.choice import Choice
 
 RANKS, WORDS, ITERATIONS = 3, 1000, 14
-DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))
+DIRECT = GroupReduction(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))
 NEVER = 1e9  # a gain that nothing has
 MANY = 1 << 30  # bytes
 
@@ -50,18 +50,18 @@ def open_group(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-) -> tuple[Connected, AdaptiveAllReduce]:
+) -> tuple[Connected, AdaptiveReductions]:
     """Of all ranks, which never choose anything but native."""
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     ranks = tuple(range(dist.get_world_size()))
-    return connected, AdaptiveAllReduce(
+    return connected, AdaptiveReductions(
         connected, dist.get_rank(), ranks, NEVER, timeout, None, sharded, overlaps
     )
 
 
-def reduce(connected: Connected, adaptive: AdaptiveAllReduce, tensor: torch.Tensor) -> str:
+def reduce(connected: Connected, adaptive: AdaptiveReductions, tensor: torch.Tensor) -> str:
     """One iteration's reduction, in two buffers; the algorithm that ran."""
     value = adaptive.ready()
     for part in tensor.chunk(2):
@@ -78,7 +78,7 @@ def reduce(connected: Connected, adaptive: AdaptiveAllReduce, tensor: torch.Tens
 
 
 def train(
-    me: RankFixture, transport: str, fail: Callable[[int, AdaptiveAllReduce], None] | None = None
+    me: RankFixture, transport: str, fail: Callable[[int, AdaptiveReductions], None] | None = None
 ) -> tuple[list[str], int]:
     """What ran in each iteration, and the last one of which the leader knows all reports."""
     connected, adaptive = open_group(transport)
@@ -88,7 +88,7 @@ def train(
     ran = []
     for iteration in range(ITERATIONS):
         if iteration in (3, 8) and isinstance(controller, Leader):
-            value = DIRECT if iteration == 3 else GroupAllReduce(Choice(RANKS))
+            value = DIRECT if iteration == 3 else GroupReduction(Choice(RANKS))
             proposal = controller.propose(iteration, Bundle({ALL_REDUCE: value}))
             assert proposal is not None or fail is not None
             if proposal is not None:
@@ -220,7 +220,7 @@ def stays_behind(me: RankFixture, transport: str) -> str:
     Both plans have run before, so that nobody compares them any more.
     """
     connected, adaptive = open_group(transport)
-    old = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 1, 0)))
+    old = GroupReduction(Choice(RANKS, "direct", 2, (1, 1, 0)))
     adaptive._agreed = lambda: adaptive._value  # type: ignore[method-assign]
     found = ""
     try:

@@ -19,7 +19,7 @@ from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.share_vote import READY, Given, ShareVote
 from megatron_adaptra.execute.shares import adaptive as group
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.host_use import HostUse
@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, **given: Any) -> None:
         self.rank = dist.get_rank()
-        self.sync = AdaptiveSync(
+        self.sync = AdaptiveShares(
             self.rank, RANKS, MICROBATCHES, FIRST, **{"min_gain": NEVER, **given}
         )
         self._vote = ShareVote(RANKS, PATIENCE)
@@ -94,7 +94,7 @@ def propose(job: Job, iteration: int, counts: tuple[int, ...], works: bool = Tru
 
 
 def train(
-    me: RankFixture, fail: Callable[[int, AdaptiveSync], None] | None = None
+    me: RankFixture, fail: Callable[[int, AdaptiveShares], None] | None = None
 ) -> list[tuple[int, ...]]:
     """What ran in each iteration, with votes on other counts, and back."""
     job = Job()
@@ -129,7 +129,7 @@ def test_all_replicas_switch_in_one_iteration_and_means_are_right() -> None:
 
 
 SITES = {
-    "moments": (AdaptiveSync, "_take_moment"), "taken": (AdaptiveSync, "_take_row"),
+    "moments": (AdaptiveShares, "_take_moment"), "taken": (AdaptiveShares, "_take_row"),
     "hosts": (Yielding, "ended"), "runs": (ShareRemedy, "runs"), "rows": (ShareRemedy, "observe"),
     "estimates": (ShareRemedy, "_take_rest"), "take": (CountsVote, "take"),
     "closed": (CountsVote, "begin"),
@@ -251,7 +251,7 @@ def taken(me: RankFixture) -> Any:
     In the first ones the thread waits for a core for a quarter of the time.
     """
     with pytest.MonkeyPatch.context() as patch:
-        sync = AdaptiveSync(me.rank, RANKS, MICROBATCHES, FIRST)
+        sync = AdaptiveShares(me.rank, RANKS, MICROBATCHES, FIRST)
         rows = list[ReplicaRow]()
         if sync.loop is not None:
             patch.setattr(sync.loop, "report", rows.append)

@@ -17,7 +17,7 @@ from megatron_adaptra.adapt.reductions.decisions import ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import FEWEST, LOOK, WARM, ReductionRemedy
 from megatron_adaptra.adapt.trial import FIRST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import BadBundle, BadInput
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
@@ -215,9 +215,9 @@ def test_a_rank_that_reports_nothing_leaves_what_is_in_force(tmp_path: Path) -> 
     group.close()
 
 
-def owning(late: tuple[int, ...], **changed: Any) -> GroupAllReduce:
+def owning(late: tuple[int, ...], **changed: Any) -> GroupReduction:
     given = {"ranks": 4, "algorithm": "direct", "pieces": 2, "shares": (1, 1, 0, 1), **changed}
-    return GroupAllReduce(Choice(**given), late)
+    return GroupReduction(Choice(**given), late)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def owning(late: tuple[int, ...], **changed: Any) -> GroupAllReduce:
         (owning((), ranks=3, shares=(1, 1, 1)), "it is for 3 ranks; here are 4"),
     ],
 )
-def test_what_must_not_run_is_refused_in_words(value: GroupAllReduce, message: str) -> None:
-    now = Bundle({ALL_REDUCE: GroupAllReduce(Choice(4))})
+def test_what_must_not_run_is_refused_in_words(value: GroupReduction, message: str) -> None:
+    now = Bundle({ALL_REDUCE: GroupReduction(Choice(4))})
     with pytest.raises(BadBundle, match=message):
         now.read(Bundle({ALL_REDUCE: value}).text)
 
@@ -239,12 +239,12 @@ def test_what_must_not_run_is_refused_in_words(value: GroupAllReduce, message: s
 )
 def test_what_is_no_value_is_refused(data: object) -> None:
     with pytest.raises(BadInput):
-        GroupAllReduce.from_json(data)
+        GroupReduction.from_json(data)
 
 
 def test_a_value_travels_whole() -> None:
     value = owning((2,))
-    now = Bundle({ALL_REDUCE: GroupAllReduce(Choice(4))})
+    now = Bundle({ALL_REDUCE: GroupReduction(Choice(4))})
     read = now.read(Bundle({ALL_REDUCE: value}).text)[ALL_REDUCE]
     assert read == value
     assert read.mark == value.mark != owning(()).mark

@@ -13,8 +13,8 @@ from transport.ranks import RankFixture, run, until
 from megatron_adaptra.adapt.reductions.remedy import LOOK
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.execute.planned.adaptive import PROBED, PROBED_EVERY, AdaptiveAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
+from megatron_adaptra.execute.planned.adaptive import PROBED, PROBED_EVERY, AdaptiveReductions
 from megatron_adaptra.execute.planned.measured_iterations import (
     CHANCE,
     EVERY,
@@ -77,7 +77,7 @@ def test_what_all_ranks_do_together_falls_on_iterations_that_all_measure() -> No
     assert all(iteration in MeasuredIterations(MATTERS) for iteration in together)
 
 
-def counted(adaptive: AdaptiveAllReduce) -> list[int]:
+def counted(adaptive: AdaptiveReductions) -> list[int]:
     """The iterations that are reported, from now on."""
     reported, report = list[int](), adaptive._controller.hand_in
 
@@ -89,7 +89,7 @@ def counted(adaptive: AdaptiveAllReduce) -> list[int]:
     return reported
 
 
-def asked(adaptive: AdaptiveAllReduce) -> bool:
+def asked(adaptive: AdaptiveReductions) -> bool:
     """Whether a message has come that asks for iterations after CHANGES."""
     arrivals = adaptive._arrivals
     assert arrivals is not None
@@ -142,7 +142,7 @@ def votes(me: RankFixture) -> list[int]:
         if iteration == CHANGES + 1 and me.rank != 1:
             until(lambda: asked(adaptive), "the message of the rank that votes")
         if iteration == CHANGES and me.rank == 1:
-            value = Bundle({ALL_REDUCE: GroupAllReduce(Choice(RANKS))})
+            value = Bundle({ALL_REDUCE: GroupReduction(Choice(RANKS))})
             assert adaptive._controller.ballot.offer(Proposal(0, CHANGES + 30, value, "key"))
         me.meet()
         reduce(connected, adaptive, torch.ones(10))

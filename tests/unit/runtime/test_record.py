@@ -16,7 +16,7 @@ from telemetry.records import report
 from telemetry.test_report import REPORTS, SECONDS
 
 from megatron_adaptra.adapt.log_reader import read_log
-from megatron_adaptra.adapt.pipeline.replanner import Replanner
+from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
 from megatron_adaptra.adapt.record import (
     AROUND,
     DIGITS,
@@ -69,7 +69,7 @@ def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:
     (run,) = read_record(path)
     rule = ReplanPolicy(**run.about["rule"])
     start = Schedule.from_json(run.about["start"])
-    replanner = Replanner(start, Estimator.from_settings(run.about["estimator"]), rule)
+    replanner = PipelineReplanner(start, Estimator.from_settings(run.about["estimator"]), rule)
     assert replayed(run, replanner) == [(d["detected"], d["plan"]) for d in run.decisions]
 
 

@@ -19,7 +19,7 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.record import RunRecord, read_record
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy, of_stages
-from megatron_adaptra.adapt.routes.replanner import ReplicaReplanner
+from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
@@ -120,7 +120,7 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
     start = Schedule.from_json(run.about["start"])
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
     rule = ReplanPolicy(**run.about["rule"])
-    replanner = ReplicaReplanner(start, estimator, rule, run.about["mode"])
+    replanner = RouteReplanner(start, estimator, rule, run.about["mode"])
     plans = replayed(
         run, replanner, lambda row: of_stages(dict(enumerate(row.reports)), start.stages)
     )

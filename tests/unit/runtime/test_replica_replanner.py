@@ -18,7 +18,7 @@ from megatron_adaptra.adapt.routes.replanner import (
     PATIENCE,
     RETRY,
     TRIED,
-    ReplicaReplanner,
+    RouteReplanner,
 )
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.trial import AFTER, FIRST_BLOCK, LONGER
@@ -67,7 +67,7 @@ def test_what_it_would_do_is_offered_to_who_decides_on_dearer_remedies(
     job = seeded(mode=mode)
     job.train(20)
     replanner = job.replanner
-    assert isinstance(replanner, ReplicaReplanner)
+    assert isinstance(replanner, RouteReplanner)
     before, offers = replanner.offer, set()
     for _ in range(SOON):
         job.train(1, slow=HALF_SPEED)
@@ -307,7 +307,7 @@ def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(
         BadInput, match="reroute 'shift': it has to be one of alike, none, swap, auto"
     ):
-        ReplicaReplanner(job.start, job.estimator, ReplanPolicy(), "shift")
+        RouteReplanner(job.start, job.estimator, ReplanPolicy(), "shift")
     start = first_schedule(3, 8, math.inf).replicated(3)
     with pytest.raises(BadInput, match="2 replicas of 3 stages, as are measured"):
-        ReplicaReplanner(start, job.estimator, ReplanPolicy())
+        RouteReplanner(start, job.estimator, ReplanPolicy())

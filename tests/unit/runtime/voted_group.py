@@ -11,11 +11,11 @@ from telemetry.late_ranks import messages
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.reductions.decisions import AllReduceDecision
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.agree.agreement import Ballot
 from megatron_adaptra.agree.bundle import Bundle
-from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
@@ -50,11 +50,11 @@ class VotedGroup(VotedRanks):
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
         self._silent: Sequence[int] = ()
-        native = GroupAllReduce(Choice(ranks, sharded=sharded))
+        native = GroupReduction(Choice(ranks, sharded=sharded))
         super().__init__(
             ranks, lambda: Ballot(Bundle({ALL_REDUCE: native})),
             lambda: Loop(ReductionRemedy(
-                range(8, 8 + ranks), min_gain, DecisionLog(AllReduceDecision, path)
+                range(8, 8 + ranks), min_gain, DecisionLog(ReductionDecision, path)
             )), first,
         )  # fmt: skip
 

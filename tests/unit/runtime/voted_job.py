@@ -10,7 +10,7 @@ from patience import PATIENCE
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.offer import Offers
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
-from megatron_adaptra.execute.shares.adaptive import AdaptiveSync
+from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.measure.replica_row import ReplicaRow
@@ -37,7 +37,7 @@ class VotedJob:
         self.replicas, self.microbatches, self.first = replicas, microbatches, first
         self.ran, self.took = list[tuple[int, ...]](), list[float]()
         self.ranks = [
-            AdaptiveSync(
+            AdaptiveShares(
                 rank, replicas, microbatches, first, min_gain=min_gain, log=path,
                 record=path.with_name("sync.jsonl"), offers=offers,
             )
