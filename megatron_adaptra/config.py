@@ -35,7 +35,7 @@ def _setting(default: Any, text: str, **extra: Any) -> Any:
 
 
 class Budget(NamedTuple):
-    """What a stage may hold of activations: microbatches, bytes, or what its device has left."""
+    """A budget limits a stage's activations: by microbatches, bytes, or its device's memory."""
 
     microbatches: float = math.inf
     nbytes: float = math.inf
@@ -43,7 +43,7 @@ class Budget(NamedTuple):
 
     @property
     def in_bytes(self) -> bool:
-        """Whether the size of a microbatch has to be measured before it can be kept."""
+        """True where the size of a microbatch has to be measured before the budget can be kept."""
         return self.auto or math.isfinite(self.nbytes)
 
 
@@ -51,7 +51,7 @@ UNLIMITED = Budget()
 
 
 def parse_budget(text: str, field: str = "activation_budget") -> Budget:
-    """The budget that `text` says: `12`, `20GiB`, `auto` or `none`.
+    """Return the budget in `text`: `12`, `20GiB`, `auto` or `none`.
 
     Raises BadInput with the name of the `field`.
     """
@@ -257,7 +257,7 @@ class AdaptraConfig:
             raise BadInput(name, getattr(self, name), "it needs --adaptra-engine executor")
 
     def log_file(self, what: str = "") -> Path | None:
-        """Where decisions on `what` are logged, or the first pipeline's; None for nowhere."""
+        """Return the log of decisions on `what`, or of the first pipeline's; None without one."""
         if not self.decision_log:
             return None
         path = Path(self.decision_log)
@@ -265,12 +265,12 @@ class AdaptraConfig:
 
     @property
     def budget(self) -> Budget:
-        """What `activation_budget` says; raises BadInput."""
+        """The budget in `activation_budget`; raises BadInput."""
         return parse_budget(self.activation_budget)
 
     @property
     def late(self) -> tuple[int, ...]:
-        """What `late_ranks` says, in order; raises BadInput."""
+        """The ranks in `late_ranks`, in order; raises BadInput."""
         allowed = "it has to be ranks of a data-parallel group, each once, such as 2 or 2,5"
         given = self.late_ranks
         if not isinstance(given, str) or not re.fullmatch(r"( *[0-9]{1,6} *(,(?=.)|$))*", given):
@@ -282,7 +282,7 @@ class AdaptraConfig:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """What `sync_counts` says, by replica; empty for nothing. Raises BadInput."""
+        """The microbatches in `sync_counts`, by replica; empty for none. Raises BadInput."""
         given = self.sync_counts
         if not isinstance(given, str) or not re.fullmatch(
             r"( *0*[1-9][0-9]{0,8} *(,(?=.)|$))*", given

@@ -4,7 +4,7 @@ from megatron_adaptra.ddp import all_reduce_hook
 model.register_comm_hook(*all_reduce_hook("direct", late_ranks=[3]))
 """
 
-# torch looks at the annotations of a hook, which have to be classes: none of __future__ here.
+# No annotations from __future__ here: torch reads those of a hook, which have to be classes.
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -34,14 +34,14 @@ class _State:
     def __init__(
         self,
         connected: Connected,
-        plan_of: Callable[[int], CollectivePlan] | None,  # of how many bytes; None for `auto`
+        plan_of: Callable[[int], CollectivePlan] | None,  # by a buffer's bytes; None for `auto`
         group: dist.ProcessGroup,
     ) -> None:
         self.connected, self.plan_of, self.group = connected, plan_of, group
-        self.native = False  # it has been logged
+        self.native = False  # True once torch has reduced gradients, which is logged once
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """The average of the ranks' `buffer`, of a `bucket`."""
+        """Start to average `buffer`, that of a `bucket`, over the ranks; return its future."""
         assert self.plan_of is not None
         return self._by_plan(buffer, self.plan_of(buffer.nbytes))
 
@@ -57,7 +57,7 @@ class _State:
 
 
 class _AdaptiveState(_State):
-    """Of an all-reduce that is found and voted on; an iteration begins with its first bucket."""
+    """An adaptive state finds its all-reduce and votes on it; first buckets begin iterations."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class _AdaptiveState(_State):
         return future
 
     def _natively(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """To the bit as DistributedDataParallel without a hook.
+        """Reduce `buffer` to the same bits as DistributedDataParallel without a hook.
 
-        It multiplies gradients by a fraction when it copies them into a bucket. torch's own hook
-        divides, which rounds otherwise unless ranks are a power of two; so does torch without a
+        That multiplies gradients by a fraction when it copies them into a bucket. torch's own hook
+        divides, which rounds differently unless ranks are a power of two; so does torch without a
         hook where gradients are views of buckets and are not set to None.
         """
         buffer.mul_(1 / self.group.size())
@@ -122,8 +122,8 @@ def all_reduce_hook(
     """The state and the hook for `DistributedDataParallel.register_comm_hook`.
 
     A collective of the group: it connects all ranks. Gradients are averaged: added in the order of
-    ranks, and divided once. Those that are not dense floats on the CPU go the way that torch
-    has for them, which is logged once.
+    ranks, and divided once. Gradients that are not dense floats on the CPU are reduced by torch,
+    which is logged once.
 
     Args:
         algorithm: auto, which is torch's own until a rank is found to be late, or a port slow, and
@@ -131,7 +131,7 @@ def all_reduce_hook(
             bucket; stragglar, ring, halving-doubling or sorted-chain (docs/allreduce.md).
         late_ranks: ranks of the group that own nothing, so that the others need not wait for them
             before they have added what they own.
-        pieces: into which the largest share is cut; 0 for what a model finds best for each bucket.
+        pieces: into which the largest share is cut; 0 for the best number that a model predicts.
         group: the model's; the default group if None.
         timeout: seconds that a message of another rank is waited for, or those of torch's default
             process group, if they are more.
@@ -161,7 +161,7 @@ def all_reduce_hook(
     plan_of = cache(
         lambda nbytes: for_gradients(algorithm, group.size(), nbytes, late_ranks, pieces)
     )
-    plan_of(1)  # which refuses what cannot be
+    plan_of(1)  # raises BadInput for impossible options
     state = _State(Connected.between(group, "ddp", timeout, transport), plan_of, group)
     at_exit(state, _State.close)
     return state, _reduce

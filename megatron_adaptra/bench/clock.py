@@ -11,16 +11,16 @@ import torch.distributed as dist
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
 
-_PAUSE = 1e-3  # seconds until all ranks start, beside what a word takes to all of them
-_QUESTIONS = 50  # to rank 0: the answer that came soonest says most
+_PAUSE = 1e-3  # seconds until all ranks start, after a message has reached all of them
+_QUESTIONS = 50  # to rank 0: the answer that came soonest gives the offset
 
 
 class Clock:
-    """Seconds of rank 0's monotonic clock, and ranks that start at the same moment.
+    """A clock gives the seconds of rank 0's monotonic clock, and starts ranks at one moment.
 
     `machines`: by rank, the same text for ranks of one machine. Collective: all ranks make one.
-    A rank of another machine finds out what its own clock lacks as NTP does, right to half of what
-    a message to rank 0 takes longer than one back.
+    A rank of another machine finds the offset of its clock as NTP does: the error is half of the
+    difference between the times of a message to rank 0 and of one back.
     """
 
     def __init__(self, options: Options) -> None:
@@ -39,9 +39,9 @@ class Clock:
         return time.monotonic() + self._offset
 
     def start_together(self) -> float:
-        """Wait for the moment at which all ranks start; that moment, also on a rank that is late.
+        """Wait until all ranks start; return that moment, the same on a rank that comes late.
 
-        gloo takes as many steps to say when, each of which crosses a link there and back.
+        gloo agrees on it in a step per rank, each of which crosses a link there and back.
         """
         begin = self.latest(self.now() + _PAUSE + self._ahead)
         time.sleep(max(0.0, begin - self.now()))
@@ -55,7 +55,7 @@ class Clock:
 
 
 def _offset_to(rank: int) -> float:
-    """What `rank` adds to its clock; 0 on rank 0, which it asks."""
+    """Return the seconds that `rank` adds to its clock to get rank 0's; rank 0 itself gets 0."""
     word = torch.zeros(1, dtype=torch.float64)
     nearest, offset = math.inf, 0.0
     for _ in range(_QUESTIONS):

@@ -24,7 +24,7 @@ _Sum = Callable[[torch.Tensor], torch.Tensor]
 
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
-    """What `rank` measures: a row for each size and way. Over a link each call is timed."""
+    """Measure as `rank`: a row per size and way to sum. Over a link each call is timed alone."""
     clock = Clock(options)
     machine = f"of {rank}" if options.link else clock.machines[rank]
     wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("collective", rank, machine), rank)]
@@ -56,7 +56,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
                         "ratio_to_gloo": costs[ALL_REDUCE, "gloo"] / cost,
                     }
                 )
-        dist.barrier()  # nobody hangs up before all have what they wait for
+        dist.barrier()  # no rank closes before all have received
         return found
     finally:
         for gather in gathers.values():
@@ -68,7 +68,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
 def _costs(
     ways: dict[tuple[str, str], _Sum], count: int, options: Options, clock: Clock
 ) -> dict[tuple[str, str], float]:
-    """Median seconds of a sum of `count` numbers, until the last rank has it."""
+    """Return by way the median seconds of a sum of `count` numbers, until the last rank has it."""
     calls = 1 if options.link else _CALLS
     mine = torch.arange(count, dtype=torch.float32) + dist.get_rank()
     right = options.ranks * torch.arange(count) + sum(range(options.ranks))

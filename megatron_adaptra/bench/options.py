@@ -1,4 +1,4 @@
-"""What a measurement is asked to do, checked before anything starts."""
+"""The options of a measurement, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """`what`: one of SIZES. `sizes`: bytes. `ranks`: processes, two but for collectives.
+    """Options choose a measurement: `what`, one of SIZES, with messages of `sizes` bytes.
 
-    `rounds`: whose median is reported. `link`: of a laboratory, between any two ranks, as the part
-    of a rule behind the colon (40ms,bandwidth=100MB/s); empty: this machine as it is.
+    `ranks`: processes, two but for collectives. `rounds`: the median of so many is reported.
+    `link`: of a laboratory, between any two ranks, as the part of a rule behind the colon
+    (40ms,bandwidth=100MB/s); empty: this machine as it is.
     """
 
     what: str
@@ -73,7 +74,7 @@ class Options:
 
     @property
     def least_seconds(self) -> dict[int, float]:
-        """What the link itself takes for a message of each size; nothing without a link."""
+        """The least seconds of a message over the link, by its bytes; empty without a link."""
         return {
             nbytes: rule.delay + nbytes / rule.bandwidth
             for rule in self.rules[:1]
@@ -81,12 +82,12 @@ class Options:
         }
 
     def dump(self) -> str:
-        """As the text that `load` reads, for a rank's command line."""
+        """Return the options as the text that `load` reads, for a rank's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> Options:
-        """From the `text` that `dump` gave."""
+        """Return the options in the `text` that `dump` gave."""
         read = json.loads(text)
         data: dict[str, Any] = {k: tuple(v) if type(v) is list else v for k, v in read.items()}
         return cls(**data)

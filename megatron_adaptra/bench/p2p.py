@@ -32,7 +32,7 @@ _WARM = 3  # bursts before those that count: connections have to find their spee
 
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
-    """What `rank` 0 or 1 measures: a row for each size, direction and transport."""
+    """Measure as `rank` 0 or 1, and return a row for each size, direction and transport."""
     peer, clock = 1 - rank, Clock(options)
     # Hosts of a laboratory share no memory, and RDMA would go around its links.
     near = not options.link and clock.machines[0] == clock.machines[1]
@@ -69,7 +69,7 @@ def _row(name: str, nbytes: int, direction: str, costs: dict[str, float]) -> dic
 
 
 def _costs(burst: _Burst, paths: Sequence[BenchPath], rounds: int) -> dict[str, float]:
-    """Median seconds of a message, by transport; of both ways, of a message there and one back."""
+    """Return by transport the median seconds of a message, or of one there and one back."""
     seconds: dict[str, list[float]] = {}
     for path in paths:
         burst.prepare(path)
@@ -83,7 +83,7 @@ def _costs(burst: _Burst, paths: Sequence[BenchPath], rounds: int) -> dict[str, 
 
 
 class _Burst:
-    """`count` messages of `nbytes` from rank 0 to 1 or, if `both`, each way."""
+    """A burst sends `count` messages of `nbytes` from rank 0 to 1 or, if `both`, each way."""
 
     def __init__(self, options: Options, clock: Clock, nbytes: int, rank: int, both: bool) -> None:
         self.count = 1 if options.link else max(_FEWEST, min(_MOST, _BURST // nbytes))
@@ -95,20 +95,20 @@ class _Burst:
         self._posted: deque[Pending] = deque()
 
     def prepare(self, path: BenchPath) -> None:
-        """Warm the path up, and see that it carries what it is given; AdaptraError if not."""
+        """Warm the path up, and check that it alters no message; AdaptraError if it does."""
         self._sources[path.name] = [path.memory(self._nbytes) for _ in range(self._width)]
         for number, source in enumerate(self._sources[path.name]):
             source.copy_(self._content(number, self._rank))
         for _ in range(_WARM):
             self.run(path)
         for number, target in enumerate(self._target) if self._receives else ():
-            # The last burst has filled it with its last message but so many.
+            # The last burst has filled each target with one of its last messages.
             if not torch.equal(target, self._content(number, 1 - self._rank)):
                 raise AdaptraError(f"{path.name}: a message of {self._nbytes} bytes came wrong")
             target.zero_()
 
     def run(self, path: BenchPath) -> float:
-        """Seconds from the first send until the last message is there; all ranks know the same."""
+        """Return the seconds from first send to last arrival, the same on all ranks."""
         if self._receives:  # gloo moves nothing before that
             for number in range(self._width):
                 self._post(path, number)
@@ -130,7 +130,7 @@ class _Burst:
         return self._clock.latest(end) - begin
 
     def copies(self) -> float:
-        """Seconds for as many copies of memory, on each rank that would receive."""
+        """Return the seconds of as many copies of memory, on each rank that would receive."""
         begin = self._clock.start_together()
         for number in range(self.count if self._receives else 0):
             source, target = self._sources["gloo"][0], self._target[number % self._width]
@@ -141,6 +141,6 @@ class _Burst:
         self._posted.append(path.receive(self._target[number % self._width], number))
 
     def _content(self, number: int, rank: int) -> torch.Tensor:
-        """Of the messages number, number + width and so on of a rank."""
+        """Return the bytes of a rank's messages number, number + width and so on, from a seed."""
         seed = torch.Generator().manual_seed(2 * number + rank)
         return torch.randint(0, 256, (self._nbytes,), dtype=torch.uint8, generator=seed)

@@ -22,21 +22,21 @@ class Pending(Protocol):
     """A send or a receive under way."""
 
     def wait(self, timeout: float) -> object:
-        """Until it is over; raises after `timeout` seconds."""
+        """Wait until the message is through; raises after `timeout` seconds."""
         ...
 
 
 class BenchPath(Protocol):
-    """One way to the other rank."""
+    """A path carries messages to the other rank and back."""
 
     name: str
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """`nbytes` to send from. They may be written to again when the send is over."""
+        """Return `nbytes` to send from, which may be written to again when the send is over."""
         ...
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """Start to send; `tag`: among messages under way its own."""
+        """Start to send; `tag`: of no other message under way."""
         ...
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
@@ -101,10 +101,10 @@ class EnginePath(BenchPath):
 
 
 def open_endpoint(name: str, rank: int, machine: str, ports: Sequence[Rail] = ()) -> Endpoint:
-    """That of `rank`, among those of this `name`.
+    """Open the endpoint of `rank` in the group of endpoints of this `name`.
 
-    Memory is shared between ranks of the same `machine`. `ports`: of RDMA, which alone are used
-    then.
+    Memory is shared between ranks of the same `machine`. `ports`: of RDMA; if there are any, only
+    they are used.
     """
     rendezvous, host = StoreRendezvous(f"adaptra/bench/{name}"), local_address()
     return Endpoint(rank, host, machine, rendezvous, TIMEOUT, fallback=not ports, ports=ports)

@@ -15,7 +15,7 @@ _POWERS = {"": 0, "k": 10, "m": 20, "g": 30}  # of two
 
 
 def size_of(text: str, flag: str) -> int:
-    """Bytes that `text` says: 1K is 1024, as for nccl-tests; also 4KiB or 1MB.
+    """Return the bytes in `text`: 1K is 1024, as for nccl-tests; also 4KiB or 1MB.
 
     Raises BadInput, which names the `flag`.
     """
@@ -28,17 +28,17 @@ def size_of(text: str, flag: str) -> int:
 
 
 def sizes_of(text: str, flag: str) -> tuple[int, ...]:
-    """Those that `text` lists with commas between, each once; BadInput names the `flag`."""
+    """Return the sizes that `text` lists between commas, each once; BadInput names the `flag`."""
     return tuple(dict.fromkeys(size_of(word, flag) for word in text.split(",")))
 
 
 def sizes_between(
     begin: str | None, end: str | None, factor: str | None, usual: Sequence[int], least: int
 ) -> tuple[int, ...]:
-    """`begin` and each size that is `factor` times the one before, up to `end`.
+    """Return `begin` and each size that is `factor` times the one before, up to `end`.
 
-    What is None is taken from the `usual` sizes, and twice. `least`: bytes of the first.
-    Raises BadInput with -b, -e or -f.
+    None is the first or last of the `usual` sizes, and a `factor` of 2. `least`: bytes of the
+    first. Raises BadInput with -b, -e or -f.
     """
     first = usual[0] if begin is None else size_of(begin, "-b")
     if not least <= first <= LARGEST:

@@ -1,4 +1,4 @@
-"""What a measurement has shown: a table, a page, a PNG."""
+"""The report of a measurement by `adaptra bench`: a table, a page, a PNG."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADLINE = {
     P2P: "Messages between two ranks",
     COLLECTIVE: "Sums of a few numbers over all ranks",
 }
-# What the columns mean that are no unit.
+# Meanings of the columns that have no unit.
 _NEAR = "ratio to gloo: how many times as fast; busbw: bus bandwidth as in nccl-tests"
 _EXPLAINED = {P2P: f"copy: of memory, by one core; {_NEAR}", COLLECTIVE: _NEAR}
 _QUEUES = (
@@ -42,9 +42,10 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind`: p2p, collective or hol. `link`: of the laboratory, or empty.
+    """A finding holds the `rows` of a measurement of one `kind`: p2p, collective or hol.
 
-    `least`: seconds that the link takes for a message, by its bytes; empty without a link.
+    `link`: of the laboratory, or empty. `least`: the least seconds of the link for a message, by
+    its bytes; empty without a link.
     """
 
     kind: str
@@ -53,7 +54,7 @@ class Finding:
     least: Mapping[int, float]
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the measurement as an object for JSON; `least_us` is there only with a link."""
         data: dict[str, Any] = {"kind": self.kind, "link": self.link or None}
         if self.least:
             data["least_us"] = {str(n): 1e6 * seconds for n, seconds in self.least.items()}
@@ -61,7 +62,7 @@ class Finding:
 
 
 def table_of(finding: Finding) -> Table:
-    """All rows, and over a link how many times its least time a message took."""
+    """Return all rows as a table; p2p over a link has each time as a multiple of the least."""
     columns = [_COLUMNS.get(name, name.replace("_", " ")) for name in finding.rows[0]]
     cells = [[_cell(name, value) for name, value in row.items()] for row in finding.rows]
     if finding.kind == P2P and finding.least:
@@ -77,12 +78,12 @@ def _cell(name: str, value: object) -> str:
     if name == "bytes":
         return size(int(str(value)))
     if name == "busbw_gb_per_s":
-        return f"{value:.3g}"  # of small messages it is small, and not 0
+        return f"{value:.3g}"  # three digits, as small messages make it much less than 1
     return number(value) if isinstance(value, float) else str(value)
 
 
 def html(finding: Finding) -> str:
-    """The page."""
+    """Return the measurement as an HTML page."""
     cells = table_of(finding)
     charts = [chart_section(chart) for chart in _charts(finding)]
     headline = _headline(finding)
@@ -95,7 +96,7 @@ def html(finding: Finding) -> str:
 
 
 def png(path: str | os.PathLike[str], finding: Finding) -> None:
-    """The same charts at `path`; ImportError where matplotlib is not installed."""
+    """Draw the page's charts as a PNG at `path`; ImportError where matplotlib is not installed."""
     charts_png(path, _headline(finding), [table_of(finding).title], _charts(finding))
 
 
@@ -104,7 +105,7 @@ def _headline(finding: Finding) -> str:
 
 
 def _charts(finding: Finding) -> list[XYChart]:
-    """One for each direction or number of ranks, or one alone; sizes are powers of two apart."""
+    """Return a chart per direction (p2p) or number of ranks (collective), or one chart (hol)."""
     rows, least = finding.rows, finding.least
     if finding.kind == P2P:
         key, label, scale = "mb_per_s", "MB/s each way", 1.0
@@ -136,7 +137,7 @@ def _chart(
     scale: float = 1.0,
     more: Sequence[Curve] = (),
 ) -> XYChart:
-    """A curve over the message's size for each combination of the columns `names`."""
+    """Return a chart with a curve over message size for each combination of columns `names`."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         name = " ".join(_WORDS.get(row[n], str(row[n])) for n in names)
@@ -151,6 +152,6 @@ def _chart(
 
 
 def _by(rows: Sequence[Row], column: str) -> list[tuple[str, list[Row]]]:
-    """The rows with each value of a column."""
+    """Group the rows by their value in a column."""
     values = dict.fromkeys(row[column] for row in rows)
     return [(str(value), [row for row in rows if row[column] == value]) for value in values]

@@ -28,10 +28,10 @@ _AXIS = "activation budget of a stage, microbatches"
 
 
 class Outcome(NamedTuple):
-    """What Megatron runs of the job by itself, and what the plugin runs by default.
+    """An outcome holds the plan that stock Megatron runs for a job, and the plugin's default plan.
 
-    Each is None where its shape is refused. `activation_bytes`: of a microbatch, per stage, if
-    known.
+    Each is None where the job's shape is refused. `activation_bytes`: of a microbatch, per stage,
+    if known.
     """
 
     stock: Plan | None
@@ -45,12 +45,12 @@ class Outcome(NamedTuple):
         return _STOCK.get(policy, policy)
 
     def times(self, seconds: float) -> str:
-        """How many times as fast as stock Megatron an iteration of so many `seconds` is."""
+        """Return the speed-up of an iteration of `seconds` over stock, `1.20×`, if it is known."""
         return f"{self.stock.predicted / seconds:.2f}×" if self.stock and seconds else ""
 
 
 def table_of(result: Comparison, outcome: Outcome) -> Table:
-    """Policies by budgets, and below them what no schedule that recomputes nothing can beat."""
+    """Return a table of policies by budgets, with the lower bound without recompute below."""
     rows = [
         (row.name, *(_cell_text(c, result.bound) for c in row.cells), _flags(row, result))
         for row in result.rows
@@ -62,7 +62,7 @@ def table_of(result: Comparison, outcome: Outcome) -> Table:
 
 
 def notes(result: Comparison) -> list[str]:
-    """What the table does not say by itself."""
+    """Return the notes under the table: its terms, its dashes, and why policies are left out."""
     out = [
         "warmup: Megatron's own schedule with other warmup depths; adaptive: any order, and "
         "backwards split into input and weight gradients; recompute: some forwards run twice; a "
@@ -97,7 +97,7 @@ def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = Non
 
 
 def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
-    """The page. `title`: what the user calls the job; `share`: of --max-slowdown."""
+    """Return the HTML page. `title`: the user's name of the job; `share`: of --max-slowdown."""
     charts = [chart_section(chart) for chart in _charts(result, share)]
     cells = table_of(result, outcome)
     return page(
@@ -123,7 +123,7 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
 def compare_png(
     path: str | os.PathLike[str], title: str, result: Comparison, outcome: Outcome, share: float
 ) -> None:
-    """The same charts as a picture at `path`; ImportError where matplotlib is not installed.
+    """Draw the page's charts as a PNG at `path`; ImportError where matplotlib is not installed.
 
     `title` and `share` are those of the page.
     """
@@ -132,7 +132,7 @@ def compare_png(
 
 
 def headline(result: Comparison, outcome: Outcome) -> str:
-    """What the plugin gains by default."""
+    """Return a sentence that compares the plugin's default plan with stock Megatron."""
     if outcome.stock is None or outcome.default is None:
         return f"No plan of the plugin's default; the lower bound is {ms(result.bound)}"
     default = outcome.default
@@ -143,7 +143,7 @@ def headline(result: Comparison, outcome: Outcome) -> str:
 
 
 def leads(result: Comparison, outcome: Outcome) -> list[str]:
-    """What other flags gain, and what all of them do in the memory that stock Megatron takes."""
+    """Return sentences on gains by more flags: without a memory limit, and in stock's memory."""
     stock, out = outcome.stock, [kept_in_words(outcome.default)]
     if stock is None:
         return [words for words in out if words]
@@ -160,7 +160,7 @@ def leads(result: Comparison, outcome: Outcome) -> list[str]:
 
 
 def _ever_faster(rows: Sequence[tuple[Row, Cell]]) -> list[tuple[Row, Cell]]:
-    """Those that are faster than all before them."""
+    """Keep each row whose cell is faster than those of all rows kept before it."""
     out: list[tuple[Row, Cell]] = []
     for row, cell in rows:
         if all(cell.seconds < other.seconds * (1 - 1e-9) for _, other in out):
@@ -177,14 +177,14 @@ def _named(row: Row, result: Comparison, outcome: Outcome, cell: Cell) -> str:
 
 
 def _same_memory(row: Row, result: Comparison, stock: Plan) -> Cell | None:
-    """The best iteration within a budget that is no more than what stock holds."""
+    """Return the fastest cell within a budget of at most the activations that stock holds."""
     most = math.ceil(max(stock.peak_in_flight) - 1e-9)
     inside = zip(result.budgets, row.cells, strict=True)
     return min((cell for budget, cell in inside if cell and budget <= most), default=None)
 
 
 def _charts(result: Comparison, share: float) -> list[XYChart]:
-    """The trade-off and, where there is delay, how much of it a budget hides."""
+    """Return charts of the trade-off and, for links with delay, of the delay a budget hides."""
     count = result.conditions.microbatches
     at = [min(budget, float(count)) for budget in result.budgets]
     names = {

@@ -331,7 +331,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
 
 
 def _given(args: argparse.Namespace, flag: str) -> Any:
-    """What `flag` was given; None where it was not."""
+    """Return the value of `flag`, a list joined by commas; None where the flag was not given."""
     value = getattr(args, flag[2:].replace("-", "_"))
     if isinstance(value, list):
         return ",".join(value) or None
@@ -347,7 +347,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rank_from_env:
         return _one_rank(args, options)
     out = prepare(options)  # refused before anything is shown
-    if why := missing():  # of what the ranks say the user only sees why they ended
+    if why := missing():  # of the ranks' output the user sees only why they ended
         note(f"messages go over gloo, for there is no engine: {why}")
     console = Console(stderr=True)
     columns = (
@@ -376,7 +376,7 @@ def run(args: argparse.Namespace) -> int:
 
         summary = launch(options, out, on_progress)
     _show_or_print(args, summary, options)
-    if why:  # it stands a screen above by now
+    if why:  # again, as the first note is far above by now
         note(f"all messages went over gloo, for there is no engine: {why}")
     name = summary.get("interrupted")
     return 128 + signal.Signals[name] if name else 0
@@ -390,7 +390,7 @@ def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: D
 
 
 def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
-    """One rank among others that another program starts (torchrun, Slurm, a network laboratory)."""
+    """Run one of the ranks that another program starts (torchrun, Slurm, a network laboratory)."""
     check_rank(os.environ, "--rank-from-env needs this variable, as torchrun sets it")
     host = os.environ["MASTER_ADDR"]
     try:

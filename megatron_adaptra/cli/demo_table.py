@@ -1,4 +1,4 @@
-"""What `adaptra demo` prints at its end: a table, and what was decided, in words."""
+"""The closing output of `adaptra demo`: a table, and the decisions in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_adaptra.view.share_decisions import words
 
 
 def _show_memory(summary: dict[str, Any], console: Console) -> None:
-    """What the executor's activations took, per worker, in the slow phase."""
+    """Print the table of the executor's activations in the slow phase, by stage or worker."""
     head, rows = memory_table(summary)
     whole = [[name, *others] for name, others in (("", head), *rows)]
     wide = sum(3 + max(map(len, column)) for column in zip(*whole, strict=True))
@@ -34,7 +34,7 @@ def _show_memory(summary: dict[str, Any], console: Console) -> None:
 
 
 def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
-    """The closing table and the words to it.
+    """Print the closing table and the sentences below it.
 
     `summary`: what summary.json holds, of a run with these `options`. `console`: where it goes.
     """

@@ -175,7 +175,7 @@ def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
 def _files(
     args: argparse.Namespace, formats: Sequence[str], in_folder: bool, policy: str
 ) -> dict[str, Path]:
-    """Where each format goes; never over what the schedule comes from. Raises BadFile."""
+    """Return the file of each format; raises BadFile if it is the schedule's or profile's."""
     if in_folder:
         folder = results_folder(Path(args.out))
         # The policy of a schedule that is read from a file may be any text.
@@ -190,7 +190,7 @@ def _files(
 
 
 def _no_times(args: argparse.Namespace) -> bool:
-    """Whether a schedule came alone, so that only its order is known."""
+    """Return whether a schedule was given without times, so that only its order is known."""
     times = (key for key in vars(args) if key.startswith(("forward", "backward")))
     return bool(args.schedule and not args.profile) and all(vars(args)[k] is None for k in times)
 
@@ -214,7 +214,7 @@ def _ascii(drawing: Drawing, width: int, colour: bool = False) -> str:
 
 
 def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
-    """Whether it could be drawn; matplotlib is an extra."""
+    """Write the picture to `path`; return False for a PNG where matplotlib is not installed."""
     if kind != "png":
         write(path, _text(drawn, kind, width))
         return True
@@ -227,7 +227,7 @@ def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
 
 
 def _print(drawn: _Drawn, kind: str, width: int | None) -> None:
-    """A picture in text is as wide as the terminal, and in colour if that can show some."""
+    """Print the picture; one of text as wide as the terminal, in colour where that has colours."""
     if kind != "ascii":
         print(_text(drawn, kind, width), end="")
         return

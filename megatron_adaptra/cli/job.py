@@ -48,7 +48,7 @@ _NUMBERS = {
 }
 _HEALTHY = ", all links healthy"
 _SINGLE = ("message_bytes", "optimizer_ms")
-# Which may have a unit, and how that ends.
+# Values that may have a unit, and the end of that unit.
 _UNITS = {
     "activation_budget": "B", "activation_bytes": "B", "message_bytes": "B", "link_bandwidth": "/s",
     "port_bandwidth": "/s",
@@ -57,7 +57,7 @@ _SWITCHES = {
     "split": "let a backward run in two parts, input and weights (default: yes)",
     "recompute": "let single microbatches be recomputed, to save memory (default: no)",
 }
-# Of a job of which no more is given than which replica is slow.
+# The shape of a job for which only slow replicas are given.
 _SHAPE = {"stages": 1, "microbatches": 8, "forward_ms": 10.0, "backward_ms": 20.0}
 _EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-delay-ms 0,0,40"
 
@@ -98,7 +98,7 @@ class Job:
     taken: str = ""
 
     def nbytes(self, held: Sequence[float]) -> list[float] | None:
-        """Per stage, or worker, the bytes of `held`, in microbatches, if they are known."""
+        """Return the bytes of `held` microbatches per stage, or worker; None if not known."""
         if self.activation_bytes is None:
             return None
         each = self.activation_bytes * (self.replicas.replicas if self.replicas else 1)
@@ -131,9 +131,9 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
 
 
 def _with_a_shape(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The `values`, with a shape for those of whole replicas; what it is, in words.
+    """Complete `values` by a shape if whole replicas are slow; return them, and it in words.
 
-    How much shares of microbatches gain shows without the size of a job.
+    The gain of sharing out microbatches can be shown without the size of the job.
     """
     if "slow_replica" not in values:
         return values, ""
@@ -145,7 +145,7 @@ def _with_a_shape(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iterator[str]:
-    """The keys that say how many bytes per second go through something."""
+    """Give the keys of the job that limit bytes per second: of links, paths or ports."""
     if any(math.isfinite(link.bandwidth) for link in conditions.links.values()):
         yield "link_bandwidth"
     elif replicas and any(math.isfinite(path.bandwidth) for path in replicas.paths.values()):
@@ -157,7 +157,7 @@ def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iter
 
 
 def title_of(args: argparse.Namespace) -> str:
-    """What the user calls the job, if anything."""
+    """Return the user's name of the job, else the name of its profile, else empty text."""
     return args.name or (Path(args.profile).stem if args.profile else "")
 
 
@@ -200,7 +200,7 @@ def _flag(key: str) -> str:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The job's flags as a profile would say them; raises BadInput."""
+    """Return the job's flags in the form of a profile; raises BadInput."""
     out = {key: getattr(args, key) for key in _SWITCHES if getattr(args, key) is not None}
     for key in (*_WHOLE, *_NUMBERS):
         text = getattr(args, key)
@@ -224,7 +224,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number_or_unit(text: str, end: str) -> float | str:
-    """A number; what has a unit stays text. ValueError for what begins with no digit.
+    """Return a number, or text that ends with a unit unchanged; ValueError for any other text.
 
     Args:
         end: of the unit.

@@ -177,7 +177,7 @@ def _table(measured: Sequence[Measured]) -> Table:
 
 def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
     def figures(of: Any) -> dict[str, float | None]:
-        """Of a rule or of a measurement: their fields have the same names."""
+        """Return the figures of a rule or of a measurement; None for an infinite one."""
         values = {
             "delay_ms": 1e3 * of.delay,
             "jitter_ms": 1e3 * of.jitter,

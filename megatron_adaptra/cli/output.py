@@ -1,4 +1,4 @@
-"""What commands write: JSON, tables that are as wide as they need to be, and files."""
+"""Output of commands: JSON, tables as wide as their cells, and files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def console() -> Console:
 
 
 class Table(NamedTuple):
-    """Cells as they are shown: words in the first column, numbers in the others."""
+    """A table holds its cells as shown: words in the first column, numbers in the others."""
 
     title: str
     columns: Sequence[str]
@@ -65,10 +65,10 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(doing: str, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show `doing`, one or two words, while it takes seconds; gives what is called with how far.
+    """Show `doing`, one or two words, while a block runs; give a function that adds its progress.
 
-    On standard error: a line that changes where that is a terminal; else nothing, or with `lines`
-    one after QUIET seconds, and every BETWEEN from then on.
+    On a terminal a line of standard error changes; elsewhere nothing is shown, or with `lines` a
+    line after QUIET seconds, and one every BETWEEN seconds from then on.
     """
     if sys.stderr.isatty():
         from rich.console import Console
@@ -97,7 +97,7 @@ def progress(doing: str, lines: bool = False) -> Iterator[Callable[[str], None]]
 
 
 def try_stdout() -> None:
-    """Before what takes hours: raises BadFile if nothing can be written to standard output."""
+    """Check standard output before hours of work; raises BadFile if it cannot be written."""
     try:
         os.write(sys.stdout.fileno(), b"")
     except UnsupportedOperation:  # no descriptor: other code keeps what is printed
@@ -114,7 +114,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """The file to write, which becomes `path` when the block ends; makes the folders above it.
+    """Open a file that becomes `path` when the block ends; make the folders above it.
 
     Raises BadFile where that fails.
     """

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         planning_ms = 1e3 * (time.perf_counter() - start)
 
         def made(conditions: Conditions, policy: str) -> Plan:
-            """The plan that is there already, or another."""
+            """Return the plan that was made already if it is of `policy`, else make one."""
             at(f"2 of 3, policy {policy}, which runs by default")
             return plan if args.policy == policy else plan_of(args, conditions, policy)
 
@@ -150,14 +150,14 @@ def _show(
 
 
 def _explained(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """What the columns mean."""
+    """Give the sentences that explain the columns."""
     yield f"{WARMUP}; peak in flight: microbatches whose activations a stage holds"
     if any(" x " in row[4] or " x " in row[5] for row in rows):
         yield "stages from first to last; 26 x 64: 64 stages in a row with 26 each"
 
 
 def _most(job: Job, plan: Plan) -> str:
-    """Of the stage that holds most."""
+    """Return the bytes of activations on the stage that holds most; empty where not known."""
     nbytes = job.nbytes(plan.peak_in_flight)
     return "" if nbytes is None else size(max(nbytes))
 

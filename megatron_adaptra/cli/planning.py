@@ -95,7 +95,7 @@ def proven_plan(args: argparse.Namespace, job: Job) -> Plan:
 
 
 def _amounts(job: Job, held: Sequence[float]) -> str:
-    """Of activations: one amount, or one per stage, in microbatches or in the budget's unit."""
+    """Return activations as text: the most, or one per stage; microbatches or the budget's unit."""
     one = not isinstance(job.budget, (list, tuple))
     words = [job.budget] if one else job.budget
     units = {unit_of(word) for word in words if isinstance(word, str)}
@@ -107,7 +107,7 @@ def _amounts(job: Job, held: Sequence[float]) -> str:
 
 
 def _refuse_long(conditions: Conditions, sends: str) -> None:
-    """Raises BadInput for a plan that takes minutes even without a search, if nobody asked."""
+    """Raise BadInput for a plan that takes minutes without a search, if no limit was given."""
     if conditions.stages * conditions.microbatches * conditions.chunks < SOON:
         return
     seconds, _ = least_time(conditions, sends)
@@ -133,7 +133,7 @@ def time_limit_of(args: argparse.Namespace) -> float | None:
 
 
 def stock_of(conditions: Conditions, sends: str) -> Plan | None:
-    """What Megatron runs by itself; None for a shape that it refuses.
+    """Return the plan that stock Megatron runs; None for a shape that it refuses.
 
     `sends`: eager or rendezvous, as of --sends.
     """

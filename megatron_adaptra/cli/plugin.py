@@ -1,4 +1,4 @@
-"""What the plugin runs of a planned job: by default, and with which flags another policy."""
+"""Plans that the plugin runs for a job: the default one, and the flags for other policies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def flags_of_plan(plan: Plan, sends: str) -> str:
 
 
 def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
-    """What `--adaptra` alone comes to: engine native, policy warmup; None for shapes it refuses.
+    """Return the plan that `--adaptra` alone runs: native, warmup; None for a refused shape.
 
     A plan is made where a link is slow, and adopted where it saves as much as --adaptra-min-gain;
     else the job stays with the schedule that it begins with. `sends`: eager or rendezvous; `make`:
@@ -70,7 +70,7 @@ def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
 
 
 def _start(conditions: Conditions, sends: str) -> Plan | None:
-    """What a job begins with; None for a shape that Megatron refuses."""
+    """Return the plan that a job begins with; None for a shape that Megatron refuses."""
     budget = conditions.activation_budget
     try:
         if conditions.chunks > 1:
@@ -88,7 +88,7 @@ def _slow(conditions: Conditions) -> bool:
 
 
 def kept_in_words(default: Plan | None) -> str:
-    """What is unexpected of the default, in a sentence; empty for a plan of policy warmup."""
+    """Explain in a sentence why the default is no plan of policy warmup; empty where it is one."""
     if default is None:
         return "Megatron refuses this shape, so --adaptra has nothing to run"
     budgets = default.conditions.activation_budget

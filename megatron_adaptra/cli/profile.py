@@ -1,4 +1,4 @@
-"""What a user says of a job, by flags or in a file, as Conditions. Milliseconds end here."""
+"""Conditions of a job from flags and profiles, whose milliseconds become seconds here."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ KEYS = (
     "split", "optimizer_ms", "replicas", "failed", "slow", "slow_replica", "slow_path",
     "slow_port", "worker_budget",
 )  # fmt: skip
-# A profile may carry along what its job is called and what others published of it.
+# More keys that a profile may have: its job's name, and figures that others published.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
 
 _HEALTHY = {
     "link_delay_ms": 0.0, "return_delay_ms": 0.0, "link_jitter": 0.0, "link_bandwidth": math.inf,
 }  # fmt: skip
 MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and takes hours to plan
-# The greatest and the least number, but for 0 and infinity, of which sums and shares stay finite.
+# Bounds of numbers other than 0 and infinity: within them sums and shares stay finite.
 MOST = {"message_bytes": 1e15, "activation_bytes": 1e15, "link_jitter": 1e3}
 LEAST = {"link_bandwidth": 1.0, "port_bandwidth": 1.0}
 LEAST_BYTES = 1.0
 MOST_MS, LEAST_MS = 1e12, 1e-9
 
-Field = Callable[[str], str]  # how a key is called where the user wrote it
+Field = Callable[[str], str]  # gives the name of a key as the user wrote it
 
 
 def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def unit_of(text: str) -> str:
 def activation_bytes_of(
     values: Mapping[str, Any], stages: int, field: Field = str
 ) -> tuple[float, ...] | None:
-    """What a microbatch's activations take on each of so many `stages`, in bytes, if it is known.
+    """Return the bytes of a microbatch's activations on each of `stages`; None if not known.
 
     Raises BadInput with the name that `field` gives a key of `values`.
     """
@@ -111,7 +111,7 @@ def activation_bytes_of(
 
 
 def _ports(take: _Taker, stages: int) -> dict[int, float]:
-    """The stages whose links pass so much in all, bytes per second each way."""
+    """Return the rate of all links of a stage together, bytes per second each way, if limited."""
     key = "port_bandwidth"
     rates = take.numbers(key, stages, "stage", default=math.inf, infinite=True)
     if not all(rate > 0 for rate in rates):
@@ -144,7 +144,7 @@ def _links(
 
 
 def _with_return_link(key: str, value: Any, stages: int) -> Any:
-    """A list may leave out the link from the last stage to the first, which is healthy then."""
+    """Add the healthy link from the last stage to the first to a list that leaves it out."""
     short = key in _HEALTHY and isinstance(value, (list, tuple)) and len(value) == stages - 1
     return [*value, _HEALTHY[key]] if short else value
 
@@ -154,7 +154,7 @@ def _seconds(ms: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class _Taker:
-    """Takes values of a profile, and says clearly what is wrong with one."""
+    """A taker reads values of a profile and names what is wrong with one."""
 
     def __init__(self, values: Mapping[str, Any], field: Field) -> None:
         self.values, self.field = values, field
@@ -225,7 +225,7 @@ class _Taker:
         return tuple(self.number(key, one, LEAST_BYTES) for one in each)
 
     def budget(self, stages: int) -> tuple[float, ...]:
-        """Microbatches per stage; bytes are counted in what one microbatch's activations take."""
+        """Return microbatches per stage; bytes are divided by those of one microbatch."""
         key, out = "activation_budget", []
         unit = self.activation_bytes(stages)
         for stage, one in enumerate(self.each(key, stages, "stage", math.inf)):
@@ -247,13 +247,13 @@ class _Taker:
         return tuple(out)
 
     def size(self, key: str, value: Any) -> Any:
-        """Bytes of a text; whatever else as it is."""
+        """Return the bytes of a text, and any other value unchanged."""
         kind = "microbatches, or " if key == "activation_budget" else ""
         allowed = f"it has to be {kind}bytes such as 20GiB or 500MB"
         return parse_bytes(value, self.field(key), allowed) if isinstance(value, str) else value
 
     def backward(self, stages: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The two halves; a backward that is given as a whole is taken as two equal ones."""
+        """Return both halves of the backward; one that is given as a whole is halved."""
         halves = ("backward_input_ms", "backward_weight_ms")
         given = [key for key in halves if key in self.values]
         if "backward_ms" not in self.values:

@@ -1,4 +1,4 @@
-"""What a user says of several replicas, by flags or in a file, as ReplicaConditions."""
+"""ReplicaConditions of a job from flags and profiles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LISTS = {
 LEAST_TIMES, MOST_TIMES = 1e-3, 1e6
 _WORDS = "replica and stage, such as 1.2"
 _PATH = "two workers of adjacent stages, such as 1.1-0.2"
-# The first word of what ReplicaConditions refuses, and the key that it comes from.
+# The first word of a field that ReplicaConditions refuses, and the key of its value.
 _KEYS = {
     "failed": "failed", "slow": "slow", "path": "slow_path", "port": "slow_port",
     "ports": "slow_port", "activation_budget": "worker_budget", "chunks": "chunks",
@@ -61,7 +61,7 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
 
 
 def given_of_replicas(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say, as a profile would; raises BadInput."""
+    """Return the flags of several replicas in the form of a profile; raises BadInput."""
     out: dict[str, Any] = {}
     if args.replicas is not None:
         try:
@@ -84,7 +84,7 @@ def replicas_of(
     Args:
         values: by the keys of a profile.
         conditions: of each replica.
-        field: gives the name of a key where the user wrote it.
+        field: gives the name of a key as the user wrote it.
 
     Raises:
         BadInput: values that no replicas have, or that are not planned yet.
@@ -113,7 +113,7 @@ def replicas_of(
 
 
 class _Taker:
-    """Takes values of a profile, and says clearly what is wrong with one."""
+    """A taker reads values of a profile and names what is wrong with one."""
 
     def __init__(self, values: Mapping[str, Any], conditions: Conditions, field: Field) -> None:
         self.values, self.conditions, self.field = values, conditions, field
@@ -144,7 +144,7 @@ class _Taker:
             raise BadInput(self.field("link_jitter"), self.values["link_jitter"], _UNPLANNED)
 
     def entries(self, key: str) -> Iterator[tuple[object, Any]]:
-        """Of each entry what it is about, and its value: None of a plain list."""
+        """Give each entry's subject, such as a worker, and its value, None in a plain list."""
         given = self.values.get(key, [])
         if isinstance(given, Mapping):
             yield from given.items()
@@ -156,7 +156,7 @@ class _Taker:
             yield about, value if colon else None
 
     def workers(self, key: str) -> Iterator[tuple[int, Any]]:
-        """Each worker, which may stand there once, and its value."""
+        """Give each worker, which may be named once, and its value."""
         seen: set[int] = set()
         for about, value in self.entries(key):
             worker = self.worker(key, about)
@@ -170,7 +170,7 @@ class _Taker:
             yield worker, value
 
     def worker(self, key: str, about: object) -> int:
-        """YAML reads 1.2 as a number, and 1.10 as the same one as 1.1."""
+        """Return the number of worker `about`; YAML reads 1.2 as a float, and 1.10 as 1.1."""
         stages, text = self.conditions.stages, about
         if isinstance(about, float):
             if stages > 10:
@@ -188,7 +188,7 @@ class _Taker:
         return worker
 
     def slow(self) -> dict[int, float]:
-        """Single workers, and those of whole replicas."""
+        """Return how many times as long slow workers take, single ones and whole replicas'."""
         out = {worker: self.times("slow", value) for worker, value in self.workers("slow")}
         key, stages = "slow_replica", self.conditions.stages
         for about, value in self.entries(key):
@@ -204,7 +204,7 @@ class _Taker:
         return out
 
     def replica(self, key: str, about: object) -> int:
-        """YAML reads 2 as a number."""
+        """Return the replica `about`, which is text, or a number where YAML reads it."""
         try:
             replica = whole(about) if isinstance(about, str) else about
         except ValueError:
@@ -255,7 +255,7 @@ class _Taker:
         return out
 
     def path(self, known: LinkState, value: str) -> LinkState:
-        """What is `known` of the link, with the rate, the delay or both that `value` names."""
+        """Return the link `known` with the rate, the delay or both that `value` names instead."""
         key, parts = "slow_path", [part.strip(" ") for part in value.split("+")]
         rates = [part for part in parts if part.endswith("/s")]
         delays = [part for part in parts if not part.endswith("/s")]
@@ -280,7 +280,7 @@ class _Taker:
         return tuple(out)
 
     def budget(self, key: str, value: Any, unit: float | None) -> float:
-        """Microbatches, of which each takes so many bytes: `unit`."""
+        """Return a budget in microbatches; one in bytes is divided by `unit`, of a microbatch."""
         allowed = "microbatches, at least 1, or bytes such as 20GiB"
         least, budget = 1.0, value
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What is unusual about the workers of several replicas, in words."""
+"""Words for unusual workers of several replicas: dead, slow, or with slow paths or ports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 6  # paths, ports or workers of one kind that are named
 
 
 def replicas_in_words(conditions: ReplicaConditions) -> str:
-    """What is unusual about the workers, for titles; empty where all are alike.
+    """Describe what is unusual about the workers, for titles; empty where all are alike.
 
     `conditions`: of all workers.
     """

@@ -1,4 +1,4 @@
-"""What every policy makes of every activation budget, and how much delay a budget hides."""
+"""The trade-off of memory and time: every policy in every budget, and the delay budgets hide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[[Conditions, str], Plan]
 
 
 class Cell(NamedTuple):
-    """`seconds` of an iteration, and the activations of the stage that holds most of them."""
+    """A cell holds the `seconds` of an iteration, and the microbatches on the fullest stage."""
 
     seconds: float
     peak: float
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """`cells[i]` is within budget i, None where the policy needs more; `unlimited` has no limit."""
+    """A row holds a policy's times: `cells[i]` in budget i, or None; `unlimited` without one."""
 
     name: str
     unlimited: Cell
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def fixed(self) -> bool:
-        """Whether the policy takes no notice of the budget."""
+        """True where the policy takes no notice of the budget."""
         return self.name not in (DEFAULT, *LEVERS) and {c for c in self.cells if c} <= {
             self.unlimited
         }
@@ -45,10 +45,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`tolerance[row][i]`: the largest multiple of the job's delays that budget i hides.
+    """A comparison holds rows of policies in columns of budgets, and bounds in seconds.
 
-    `bound`: what no schedule beats, whatever its memory; `bounds[i]`: within budget i, if nothing
-    is recomputed.
+    `tolerance[row][i]`: the largest multiple of the job's delays that budget i hides. `bound`: no
+    schedule beats it, whatever its memory; `bounds[i]`: within budget i, if nothing is recomputed.
     """
 
     conditions: Conditions
@@ -71,7 +71,7 @@ class Comparison:
 
 
 def default_budgets(conditions: Conditions) -> tuple[float, ...]:
-    """What 1F1B holds, 1.5, 2 and 3 times that, the job's own budget, and no limit."""
+    """Return budgets in microbatches: 1, 1.5, 2 and 3 times 1F1B's, the job's own, and no limit."""
     stages, count = conditions.stages, conditions.microbatches
     own = (
         set(conditions.activation_budget) if len(set(conditions.activation_budget)) == 1 else set()
@@ -81,7 +81,7 @@ def default_budgets(conditions: Conditions) -> tuple[float, ...]:
 
 
 def names_of_rows() -> tuple[str, ...]:
-    """What the plugin runs by default first, then what it may run, then what others run."""
+    """Return the policies' names: the plugin's default, its other policies, then all others."""
     return (DEFAULT, *LEVERS, *sorted(set(PLANNERS) - {DEFAULT, "adaptive"}))
 
 
@@ -107,12 +107,12 @@ def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Com
 
 
 def within(conditions: Conditions, budget: float) -> Conditions:
-    """The same job with `budget`, in microbatches, on every stage."""
+    """Return the same job with `budget`, in microbatches, on every stage."""
     return replace(conditions, activation_budget=(budget,) * conditions.stages)
 
 
 def slower(conditions: Conditions, times: float) -> Conditions:
-    """The same job with every delay `times` as long."""
+    """Return the same job with every delay `times` as long."""
     links = {
         pair: link._replace(delay=times * link.delay, jitter=times * link.jitter)
         for pair, link in conditions.links.items()
@@ -123,7 +123,7 @@ def slower(conditions: Conditions, times: float) -> Conditions:
 def delay_tolerance(conditions: Conditions, make: Make, share: float) -> float:
     """The largest multiple of the delays at which `adaptive` stays within `share` of no delay.
 
-    To 3 %, as the planner is no smooth function anyway.
+    The multiple is right to 3 %; the planner is no smooth function anyway.
     """
     most = (1 + share) * make(slower(conditions, 0.0), "adaptive").predicted
 

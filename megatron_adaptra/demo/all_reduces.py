@@ -1,4 +1,4 @@
-"""What became of the all-reduces that were chosen while training: words, figures, a picture."""
+"""Results of all-reduces that were chosen while training: words, figures, a picture."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from megatron_adaptra.view.report import Reduction
 
 @dataclass(frozen=True)
 class GroupReductions:
-    """Of the data-parallel group of global `ranks`, as its first one knows it.
+    """A record holds the all-reduces of a data-parallel group, as its first rank knows them.
 
-    `decisions`: that came into force. `known`: what an all-reduce would be chosen from at the end
-    of the phase that the report is about; None where too little was measured.
+    `ranks`: global. `decisions`: that came into force. `known`: the figures for the choice of an
+    all-reduce at the end of the phase that the report is about; None where too little was measured.
     """
 
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class GroupReductions:
     def of(
         cls, loops: Sequence[Loop[ReductionRemedy]], known: Sequence[Figures | None] | None
     ) -> list[GroupReductions]:
-        """One for each of the `loops`, at the end of a run; `known`: see `known_now`."""
+        """Return a record for each of `loops`, at the end of a run; `known`: see `known_now`."""
         for loop in loops:
             loop.drain()
         figures = known_now(loops) if known is None else known
@@ -49,7 +49,7 @@ class GroupReductions:
 
 
 def known_now(loops: Iterable[Loop[ReductionRemedy]]) -> list[Figures | None]:
-    """By loop, what has been measured so far."""
+    """Return by loop the figures measured so far; None where too little was measured."""
     found = []
     for loop in loops:
         loop.drain()
@@ -58,7 +58,7 @@ def known_now(loops: Iterable[Loop[ReductionRemedy]]) -> list[Figures | None]:
 
 
 def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
-    """What the summary has of each decision, in the order of their iterations."""
+    """Return the summary's entry for each decision, in the order of their iterations."""
     decisions = [one for group in groups for one in group.decisions]
     return [
         {
@@ -78,12 +78,12 @@ def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
 
 
 def measured_ms(decision: ReductionDecision) -> float | None:
-    """From the last arrival to the end, the median of the first reductions after the first one."""
+    """Return the median ms from last arrival to end, of the samples after the first reduction."""
     return median(decision.samples) if decision.samples else None
 
 
 def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[str]:
-    """Sentences: what was found of a group that has stayed with native all the time."""
+    """Explain, in a sentence per group, why a group has stayed with native all the time."""
     notes = []
     for group in groups:
         if group.decisions or group.known is None:
@@ -106,7 +106,7 @@ def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[
 
 
 def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -> Reduction | None:
-    """The all-reduce in place of native that most reductions of the `phase` ran, with native's."""
+    """Draw the all-reduce that most reductions of the `phase` ran in place of native; or None."""
     found: list[tuple[int, int, ReductionDecision]] = []
     for group in groups:
         for decision, until in pairwise([*group.decisions, None]):
@@ -121,7 +121,7 @@ def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -
 
 
 def reduction_of(decision: ReductionDecision) -> Reduction:
-    """The picture of a `decision`, from the figures that it was made from."""
+    """Return the picture of a `decision`, from the figures that it was made from."""
     figures, chosen = Figures.from_json(decision.figures), Choice.from_json(decision.choice)
     gloo = replace(figures, ports=by_gloo(figures.ports))
     native, native_ms = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo)
@@ -140,7 +140,7 @@ def reduction_of(decision: ReductionDecision) -> Reduction:
 
 
 def _simulated(choice: Choice, figures: Figures) -> tuple[Gantt, float]:
-    """The picture, and the milliseconds from the last arrival to the end."""
+    """Return the picture, and the milliseconds from the last arrival to the end."""
     plan = choice.plan()
     assert plan is not None, "native has no plan to be drawn"
     run = run_on_ports(plan, figures.nbytes, figures.ports, figures.lateness)

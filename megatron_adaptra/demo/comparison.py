@@ -1,4 +1,4 @@
-"""What ran under one plan beside what was predicted for that plan, and why the two differ."""
+"""The measured run of a plan beside the prediction for it, and why the two differ."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ _WAY = {1: "longer", -1: "less"}
 
 
 class Outlook(NamedTuple):
-    """The `conditions` that a plan is judged under, and what stock Megatron would do there."""
+    """An outlook holds `conditions` to judge a plan by, and stock Megatron's timeline in them."""
 
     conditions: AnyConditions
     stock: Timeline
 
     @classmethod
     def now(cls, controller: Leader) -> Outlook:
-        """The links and stages as they are measured now. Only on the leader."""
+        """Return the outlook for links and stages as measured now. Only on the leader."""
         replanner = controller.loop.remedy.replanner
         return cls(replanner.estimator.conditions(), replanner.stock())
 
     @classmethod
     def of(cls, decision: PlanDecision) -> Outlook:
-        """As it was when the decision was made."""
+        """Return the outlook from the time when the decision was made."""
         return cls(conditions_of(decision), decision.stock)
 
 
 def conditions_of(decision: PlanDecision) -> AnyConditions:
-    """What it was made for: of one pipeline, or of all replicas."""
+    """Return the conditions of the decision: of one pipeline, or of all replicas."""
     data = decision.conditions
     several = "replicas" in data
     return ReplicaConditions.from_json(data) if several else Conditions.from_json(data)
 
 
 class Life(NamedTuple):
-    """The whole `iterations` of a phase under the plan that `decision` brought, `until` another.
+    """A life holds the whole `iterations` of a phase on the plan of `decision`, `until` another.
 
-    The first iteration on a plan is none: it receives what the plan before has sent. `decision`
-    None: the plan that the run began with.
+    The first iteration on a plan is not whole: it receives what the plan before has sent.
+    `decision` None: the plan that the run began with.
     """
 
     decision: PlanDecision | None
@@ -65,7 +65,7 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan in one phase: `schedule` since iteration `since`; milliseconds are by arm.
+    """A comparison covers one plan in one phase, run since iteration `since`; ms are by arm.
 
     `plan`: as predicted. `why_not_the_last`: empty, or why this is not the last plan of the phase.
     """
@@ -79,7 +79,7 @@ class Comparison:
     why_not_the_last: str = ""
 
     def ran(self, arm: str, measured: Timeline | None) -> Ran:
-        """What `arm` did; `measured`: the iteration of it that is drawn."""
+        """Return the run of `arm`; `measured`: its iteration that is drawn, None for none."""
         predicted = self.stock if arm == "stock" else self.plan.timeline
         drawn = None if measured is None else (predicted, measured)
         ms = self.predicted_ms[arm], self.measured_ms[arm]
@@ -87,9 +87,9 @@ class Comparison:
 
 
 class Ran(NamedTuple):
-    """`who` took `measured_ms` in `iterations`, and `predicted_ms` was predicted.
+    """A run compares the `measured_ms` that `who` took in `iterations` with `predicted_ms`.
 
-    `conditions`: under which. `drawn`: the predicted timeline and a measured one, where there is.
+    `conditions`: of the prediction. `drawn`: the predicted and a measured timeline; None for none.
     """
 
     who: str
@@ -101,7 +101,7 @@ class Ran(NamedTuple):
 
 
 def lives(phase: tuple[int, int], decisions: Sequence[PlanDecision]) -> list[Life]:
-    """One for each plan that was in force in `phase` (first iteration, the one after the last).
+    """Return the life of each plan in force in `phase` (first iteration, the one after the last).
 
     `decisions`: those that came into force, in order.
     """
@@ -123,10 +123,10 @@ def compare(
     at_end: Outlook,
     evaluate: Callable[[Schedule, Any], AnyPlan],
 ) -> Comparison | None:
-    """The last plan of `phase` under which a whole iteration ran; None where no iteration did.
+    """Compare the last plan of `phase` under which a whole iteration ran; None where none did.
 
     `iteration_ms`: by arm. `start`: the schedule that the run began with. `at_end`: as measured at
-    the end of the phase. `evaluate`: what an iteration of a schedule takes, as the planner has it.
+    the end of the phase. `evaluate`: makes the plan of a schedule, as the planner times it.
     """
     of_phase = lives(phase, decisions)
     life = next((life for life in reversed(of_phase) if life.iterations), None)
@@ -161,7 +161,7 @@ def compare(
 
 
 def why_off(ran: Ran, delays: Mapping[int, Mapping[str, float]], load: Load | None) -> str:
-    """Why a prediction for what `ran` is off, in one sentence; empty where it is not by much.
+    """Explain in a sentence why the prediction for `ran` is off; empty where it is not by much.
 
     `delays`: seconds by iteration and link, such as `2>3`, or `0.1>1.2` of replicas that are
     planned together. `load`: of the machine meanwhile.
@@ -169,7 +169,7 @@ def why_off(ran: Ran, delays: Mapping[int, Mapping[str, float]], load: Load | No
     off = ran.measured_ms / ran.predicted_ms - 1 if ran.predicted_ms > 0 else 0.0
     if abs(off) <= OFF:
         return ""
-    sign = 1 if off > 0 else -1  # a cause that works the other way is none
+    sign = 1 if off > 0 else -1  # a cause has to work the same way
     causes = []
     if load is not None and load.others > BUSY and sign > 0:
         causes.append(f"the machine was busy, {used_by_others(load)}")
@@ -185,7 +185,7 @@ def why_off(ran: Ran, delays: Mapping[int, Mapping[str, float]], load: Load | No
 
 
 def used_by_others(load: Load) -> str:
-    """Whose the CPU time was, for people."""
+    """Describe the CPU time that other processes used."""
     stolen = f" ({_percent(load.steal)} stolen by the host)" if load.steal >= 0.01 else ""
     return f"other processes used {_percent(load.others)} of its CPU time{stolen}"
 

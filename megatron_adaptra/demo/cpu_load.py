@@ -1,4 +1,4 @@
-"""Whether the machine was busy with something else than the demo's ranks, from /proc/stat."""
+"""The machine's load by the demo's ranks and by all other processes, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_adaptra.measure.machine_time import MachineTime
 
 
 class Sample(NamedTuple):
-    """Before `iteration`: CPU seconds of this process, and of its machine."""
+    """A sample holds the CPU seconds of this process and of its machine before `iteration`."""
 
     iteration: int
     own: float
@@ -18,9 +18,9 @@ class Sample(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Shares of the CPU time of a machine, 0 to 1: of the run's ranks, and of all else.
+    """A load holds shares of a machine's CPU time, 0 to 1: of the run's ranks and of all others.
 
-    `steal`, of what `others` took: by other virtual machines of the same host.
+    `steal`: the part of `others` that other virtual machines of the same host took.
     """
 
     own: float
@@ -31,7 +31,7 @@ class Load(NamedTuple):
 def load_of(
     samples: Sequence[Sequence[Sample]], kernels: Sequence[str], first: int, end: int
 ) -> Load | None:
-    """The load of rank 0's machine in iterations `first` up to, not including, `end`.
+    """Return the load of rank 0's machine in iterations `first` up to, not including, `end`.
 
     `samples`: by rank, all taken before the same iterations; the nearest around the span count.
     `kernels`: by rank, see `kernel`. None where the machine does not report it.
@@ -52,5 +52,5 @@ def load_of(
 
 
 def kernel() -> str:
-    """The same text for all processes of a machine."""
+    """Return a text that is the same for all processes of a machine."""
     return ProcessLocation.here().kernel

@@ -16,10 +16,10 @@ PORTS = "all:5MB/s"  # beside late ranks, unless it is given
 def check_hosts(
     hosts: Sequence[str], netlab: bool, late: bool, links: Sequence[str], paths: Sequence[str]
 ) -> None:
-    """Raise BadInput for `hosts` that cannot be, or links that cannot be slow beside them.
+    """Raise BadInput for impossible `hosts`, or for links that cannot be slow beside them.
 
-    `hosts`: rules of ports. `netlab`: in a laboratory. `late`: some ranks are. `links`, `paths`:
-    those that get slow.
+    `hosts`: rules of ports. `netlab`: in a laboratory. `late`: some ranks are late. `links`,
+    `paths`: the slow ones.
     """
     text = ",".join(hosts)
     if hosts and not netlab:
@@ -59,9 +59,9 @@ def names(rules: Sequence[PortRule]) -> list[str]:
 
 
 def changes(rules: Sequence[LinkRule | PortRule], iterations: int) -> set[int]:
-    """Those of so many `iterations` in which one of the `rules` begins or ends.
+    """Return those of the run's `iterations` in which one of the `rules` begins or ends.
 
-    The laboratory learns of an iteration when both arms have run it, so that none may run on.
+    Turns of the arms end there: the laboratory counts an iteration once both arms have run it.
     """
     ends = {end for rule in rules for end in (rule.first, rule.end)}
     return {int(end) for end in ends if 0 < end < iterations}

@@ -1,4 +1,4 @@
-"""Which data-parallel ranks come late to their gradients."""
+"""Data-parallel ranks that come late to their gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANKS = Numbered(
 
 
 def parse_late_ranks(given: Sequence[str], replicas: int, longest: float) -> dict[int, float]:
-    """By data-parallel rank, the seconds that each of `given`, such as `2:30ms`, names.
+    """Return by data-parallel rank the seconds that each of `given`, such as `2:30ms`, names.
 
     `replicas`: how many there are. `longest`: seconds that no rank may be late by. Raises BadInput.
     """

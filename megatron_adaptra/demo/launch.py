@@ -25,7 +25,7 @@ from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
 
 _WORKER = "megatron_adaptra.demo.worker"
-_LINES_AHEAD = 1000  # of the ranks that a slow reader has not got yet
+_LINES_AHEAD = 1000  # of the ranks' output that wait for a slow reader
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 RESULTS = (
     "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
@@ -36,7 +36,7 @@ OnLine = Callable[[str], None]
 
 
 def require_megatron() -> None:
-    """Raise, before anything starts, unless all is there that the ranks will import.
+    """Raise, before anything starts, unless all packages are there that the ranks will import.
 
     MissingPackage names what is missing, UnsupportedMegatron the releases that are known.
     """
@@ -58,7 +58,7 @@ def _installed(module: str) -> bool:
 
 
 def prepare(options: DemoOptions) -> Path:
-    """The folder for the results, without those of an earlier run.
+    """Return the folder for the results, after those of an earlier run are removed.
 
     Raises BadFile for a folder with files of others, and where nothing can be written.
     """
@@ -79,7 +79,7 @@ def prepare(options: DemoOptions) -> Path:
 def launch(
     options: DemoOptions, out: Path, on_progress: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
+    """Run all ranks on this machine; return the summary. Raises AdaptraError when a rank failed.
 
     SIGTERM or SIGINT ends the run before its next iteration, with what there is; a second one, or
     one in the first iterations, at once, with Interrupted.
@@ -124,7 +124,7 @@ def launch(
 
 
 def _progress(line: str) -> dict[str, Any] | None:
-    """What a line reports; None for any other, and where two ranks have written into one line."""
+    """Return the step that a line reports; None for other lines, and for two ranks' in one line."""
     with contextlib.suppress(ValueError):
         step = json.loads(line.removeprefix(PROGRESS)) if line.startswith(PROGRESS) else None
         if isinstance(step, dict) and step.keys() == {"iteration", "ms", "warmup"}:
@@ -142,9 +142,9 @@ def _with_torchrun(
 def _in_lab(
     options: DemoOptions, environment: Mapping[str, str], on_line: OnLine, stop: Stop
 ) -> int:
-    """One rank per host of a laboratory; its links change when the iterations say so."""
+    """Run one rank per host of a laboratory, whose links change at given iterations."""
     handed: deque[Future[None]] = deque()
-    # What moves packets does not wait for a terminal that nobody reads.
+    # Packets must not wait for a terminal that nobody reads.
     rules, ports = options.host_rules, options.port_rules
     with (
         Lab(options.world, rules, options.seed, ports=ports) as lab,

@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Numbered(NamedTuple):
-    """A flag whose values are a number, a colon, and what `rule` has after it.
+    """A numbered flag takes values of a number, a colon, and a rest that fits `rule`.
 
     `flag`: its name. `rule`: a pattern with two groups. `syntax`: what is allowed, in words.
     `one`, `all_of_them`: what is numbered.
@@ -28,10 +28,10 @@ class Numbered(NamedTuple):
     def parsed(
         self, given: Sequence[str], replicas: int, value: Callable[[str], V]
     ) -> Iterator[tuple[str, int, V]]:
-        """Of each text `given`: itself, its number, and what `value` makes of the rest.
+        """Give each text of `given`, its number, and the result of `value` for its rest.
 
-        `replicas`: how many there are, from 0 on. Raises BadInput for what is no such text, a
-        number that there is not, or one that was named before, and what `value` raises.
+        `replicas`: how many there are, from 0 on. Raises BadInput for a text of another form, a
+        number that does not exist or was named before, and all that `value` raises.
         """
         seen: set[int] = set()
         for text in given:

@@ -1,4 +1,4 @@
-"""What the demo is asked to do, checked before anything starts."""
+"""The options of the demo, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ DEMO_ENGINES = ("native", "executor")  # stock is the other arm
 # Set for the ranks by the launcher; without it rank 0 prints for people.
 LAUNCHED = "ADAPTRA_LAUNCHED"
 PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
-# Settings of the plugin that the demo makes itself, and where they are given instead.
+# Settings of the plugin that the demo chooses itself, and what to do instead of giving them.
 _NOT_IN_CONFIG = {
     **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "reroute", "timeout")},
     "emulate_link": "pass --emulate-link",
     "emulate_worker": "pass --emulate-worker",
     **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
 }
-# What a rank's environment has, unless the user says otherwise.
+# Variables of a rank's environment, unless the user sets them.
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others
+    "OMP_NUM_THREADS": "1",  # stages are processes, whose threads would only disturb each other
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
@@ -59,7 +59,7 @@ ENVIRONMENT = {
 
 @dataclass
 class DemoOptions:
-    """`num_layers` 0: one per chunk; times are seconds.
+    """Options choose a run of the demo. Times are seconds; `num_layers` 0: one per chunk.
 
     `slow_links`, `slow_paths` (between two workers, with its delay, `0.1-0.2:40ms`), `slow_workers`
     (`1.1:2x`): what gets slow between the two iterations; without any of them, and without
@@ -200,7 +200,7 @@ class DemoOptions:
                 raise BadFile("--text", self.text, "there is no text in it")
 
     def _check_slow(self) -> None:
-        """What gets slow in the slow phase: each link, path and worker once."""
+        """Check that links, paths and workers get slow once each; by default the last link does."""
         slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks)
         if not any((*slow, self.slow_replicas, self.hosts, self._rules)):
             self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
@@ -227,7 +227,7 @@ class DemoOptions:
             raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
 
     def _workers(self) -> list[WorkerRule]:
-        """Those that get slow, alone or with their replica."""
+        """Return the rules of the workers that get slow, alone or with their replica."""
         slow = slow_replicas.parse_slow_replicas(self.slow_replicas, self.data_parallel)
         return [
             rule
@@ -236,18 +236,18 @@ class DemoOptions:
         ]
 
     def _check_late(self) -> None:
-        """Late ranks, and the ports of hosts, which only a laboratory has."""
+        """Check late ranks, and the ports of hosts, which only a laboratory has."""
         late = late_ranks.parse_late_ranks(self.late_ranks, self.data_parallel, self.timeout)
         check_hosts(self.hosts, self.netlab, bool(late), self.slow_links, self.slow_paths)
-        _ = self.port_rules  # which raises
+        _ = self.port_rules  # raises BadInput
 
     def _take_rules(self) -> None:
-        """From the rules: which links get slow, and when something does."""
+        """Set the slow links and the slow phase from the rules."""
         replicas = self.data_parallel
         links = load_rules(self.emulate_link, self.stages, flag="--emulate-link", replicas=replicas)
         workers = load_slowness(self.emulate_worker, self.stages, replicas, "--emulate-worker")
         rules = [(rule.first, rule.end) for rule in (*links, *workers)]
-        # What is so in the whole run makes no phase, unless there is nothing else.
+        # Rules for the whole run make no phase, unless there are no others.
         rules = [rule for rule in rules if rule != (0, math.inf)] or rules
         self.from_iteration = int(min(first for first, _ in rules))
         self.to_iteration = int(min(max(end for _, end in rules), self.iterations))
@@ -258,7 +258,7 @@ class DemoOptions:
             raise BadInput(flag, ", ".join(self._rules), allowed)
 
     def _names(self, ways: set[tuple[int, int]]) -> list[str]:
-        """`2>3` of a link that all replicas have among `ways`, else the path's, `0.2>0.3`."""
+        """Name `ways`: by link, `2>3`, where those of all replicas are there; else `0.2>0.3`."""
         stages, names = self.stages, set()
         for a, b in ways:
             same = {(a % stages + r, b % stages + r) for r in range(0, self.world, stages)}
@@ -298,7 +298,7 @@ class DemoOptions:
 
     @property
     def _helps(self) -> bool:
-        """Whether one plan for all replicas is possible, and something is slow that it may help."""
+        """True where one plan for all replicas is possible, and may help against what is slow."""
         possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
         possible = possible and not self.slow_replicas
         return possible and self.emulate and (self._slows_workers or bool(self.slow_paths))
@@ -338,7 +338,7 @@ class DemoOptions:
 
     @property
     def message_bytes(self) -> int:
-        """Of one message of the pipeline: a sequence's hidden states."""
+        """The bytes of one message of the pipeline: a sequence's hidden states."""
         return self.seq_length * self.hidden_size * (2 if self.precision == "bf16" else 4)
 
     @property
@@ -380,19 +380,19 @@ class DemoOptions:
 
     @property
     def lateness(self) -> dict[int, float]:
-        """By data-parallel rank, the seconds by which it comes late in the slow phase."""
+        """The seconds by which data-parallel ranks come late in the slow phase, by rank."""
         given = self.late_ranks if self.emulate else []
         return late_ranks.parse_late_ranks(given, self.data_parallel, self.timeout)
 
     @property
     def allreduce(self) -> str:
-        """How the plugin's arm reduces gradients: what the file of `config` has, or as needed."""
+        """The all-reduce of the plugin's arm: as in the file of `config`, or as needed."""
         given = load_yaml(Path(self.config)) if self.config else {}
         return str(given.get("allreduce", "auto" if self.lateness else "native"))
 
     @property
     def sync(self) -> str:
-        """The microbatches of the plugin's arm: what the file of `config` has, or as needed."""
+        """The setting `sync` of the plugin's arm: as in the file of `config`, or as needed."""
         given = load_yaml(Path(self.config)) if self.config else {}
         return str(given.get("sync", "share" if self.slow_replicas and self.emulate else "full"))
 
@@ -409,18 +409,18 @@ class DemoOptions:
 
     @property
     def slow_hosts(self) -> list[str]:
-        """Those whose ports get slow, each with its rate: `2:20MB/s`."""
+        """The hosts whose ports get slow, each with its rate: `2:20MB/s`."""
         return [] if self.late_ranks else names(self.port_rules)
 
     @property
     def port_rules(self) -> list[PortRule]:
-        """What the ports of the laboratory's hosts pass; raises BadInput."""
+        """The rules of the ports of the laboratory's hosts; raises BadInput."""
         world = self.world
         return [rule for text in self.ports for rule in parse_port_rules(text, world, HOST)]
 
     @property
     def lab_changes(self) -> set[int]:
-        """Iterations from which on the laboratory is another one."""
+        """The iterations at which links or ports of the laboratory change."""
         return changes([*self.host_rules, *self.port_rules] if self.netlab else [], self.iterations)
 
     def _host(self, worker: int) -> int:
@@ -429,7 +429,7 @@ class DemoOptions:
 
     @property
     def phases(self) -> dict[str, tuple[int, int]]:
-        """Name -> first iteration and the one after the last."""
+        """The phases: name -> first iteration and the one after the last."""
         if not self.emulate:
             return {"measured": (self.iterations // 2, self.iterations)}
         a, b = self.from_iteration, self.to_iteration
@@ -437,12 +437,12 @@ class DemoOptions:
         return {name: span for name, span in phases.items() if span[0] < span[1]}
 
     def dump(self) -> str:
-        """As the text that `load` reads, for a rank's command line."""
+        """Return the options as the text that `load` reads, for a rank's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> DemoOptions:
-        """From the `text` that `dump` gave."""
+        """Return the options in the `text` that `dump` gave."""
         return cls(**json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""From what the ranks measured to summary.json, timeline.json, the report and its picture."""
+"""Results from the ranks' measurements: summary.json, timeline.json, the report, its picture."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from megatron_adaptra.view.report import ArmReport, Report
 
 @dataclass
 class RankResult:
-    """What one rank has measured.
+    """A rank's result holds all that it has measured.
 
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
     that may be drawn. `apart`: both arms' parameters, see `Arm.apart`. `counted`: the iterations
     whose activations were measured in bytes.
-    `reductions`: of the data-parallel groups that it is the first rank of.
+    `reductions`: of the data-parallel groups whose first rank this is.
     `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
@@ -71,12 +71,12 @@ class RankResult:
 
 @dataclass(frozen=True)
 class Run:
-    """What rank 0 knows of a run that is over, or was interrupted.
+    """A run holds all that rank 0 knows at its end, or after an interruption.
 
     `losses`: of each iteration, by arm. `decisions`: those that came into force. `start`: the
     schedule that the run began with. `at_end`: what was measured at the end of the phase that the
     report is about. `workers`: the ranks whose timelines are shown, of so many `replicas`.
-    `versions`: of what was used, by package. `interrupted`: the signal's name, or empty. `shares`:
+    `versions`: of packages, by name. `interrupted`: the signal's name, or empty. `shares`:
     decisions on replicas' microbatches that came into force; where these may change, `at_end` is
     None.
     """
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def names(self) -> list[str] | None:
-        """Of the workers, where replicas have one plan; None for the stages of one pipeline."""
+        """The workers' names, where replicas have one plan; None for the stages of one pipeline."""
         stages = len(self.workers) // self.replicas
         several = self.replicas > 1
         return [worker_name(w, stages) for w in range(len(self.workers))] if several else None
@@ -180,12 +180,12 @@ def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
 
 
 def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
-    """The one of `phases`, by name, that the report is about: the slow one, or what it has."""
+    """Return which of `phases` the report is about, by name: `slow`, `measured`, or the first."""
     return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
 def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
-    """By link one value for each iteration up to the last one that was measured.
+    """Return by link the delay, ms, of each iteration up to the last one that was measured.
 
     Iteration 0 is not measured: allocators and caches warm up. NaN before the first message of a
     link that was opened later.
@@ -224,9 +224,9 @@ def _arm_reports(
 def _memory(
     controller: Leader, shown: Sequence[RankResult], comparison: Comparison
 ) -> dict[str, Any] | None:
-    """What activations take under the plan compared, by worker: microbatches and, counted, bytes.
+    """Return the activations of each worker under the plan compared, in microbatches and bytes.
 
-    None for Megatron's own schedule, which keeps them itself.
+    None for Megatron's own schedule, where Megatron keeps them itself.
     """
     plan, end = comparison.plan, comparison.iterations.stop
     drawn = comparison.iterations
@@ -262,7 +262,7 @@ def _drawn(
     iteration_ms: Sequence[float],
     comparison: Comparison,
 ) -> Timeline | None:
-    """Of the iterations compared, the recorded one that is nearest to their median."""
+    """Return the recorded iteration nearest to the median of those compared; None for none."""
     kept = set(comparison.iterations)
     for rank in shown:  # one whose adaptation has failed records no more
         kept &= {record.iteration for record in rank.records[arm]}
@@ -279,7 +279,7 @@ def _machine(
     phases: Mapping[str, tuple[int, int]],
     comparison: Comparison | None,
 ) -> dict[str, Any]:
-    """How the CPU time of rank 0's machine was used, by phase, and in the iterations compared."""
+    """Return the load of rank 0's machine by phase, and in the iterations compared."""
     spans = dict(phases)
     if comparison is not None:
         spans["compared"] = comparison.iterations.start, comparison.iterations.stop

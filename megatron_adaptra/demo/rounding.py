@@ -1,4 +1,4 @@
-"""Whether both arms have come to the same: to the last bit, or where sums change, to rounding."""
+"""The equality of both arms' results: to the last bit or, where sums change, to rounding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}
 
 @dataclass(frozen=True)
 class Differences:
-    """What the arms differ by at the end; see docs/files.md.
+    """Differences compare the arms at the end of a run; see docs/files.md.
 
     Args:
         losses_identical, parameters_identical: to the last bit.
         losses_difference: the largest relative difference of an iteration's losses; infinite where
             one is no number.
-        parameters_difference: of all parameters of a rank, the norm of what differs as a share of
-            theirs; of the rank where that is largest.
+        parameters_difference: the norm of the difference of all parameters of a rank, as a share
+            of their norm; of the rank where that is largest.
         equal_to_rounding: where bits differ, whether the order of sums explains it: a plan has
             moved microbatches, gradients were reduced by one, or replicas ran other numbers of
             microbatches, and the losses are that near; None where bits are the same, or cannot be,
@@ -68,7 +68,7 @@ class Differences:
         largest = max((_relative(a, b) for a, b in pairs), default=0.0)
         rounding = None
         masked = dropout > 0 and (shared or not all(plan.keeps_order for plan in plans))
-        reduced = reduced or shared  # by either the order of sums is another one
+        reduced = reduced or shared  # either one changes the order of sums
         if not ((same and alike) or masked):
             rounding = (reduced or any(map(sums_change, plans))) and largest <= ROUNDING[precision]
         return cls(same, alike, largest, max(apart, default=0.0), rounding)
@@ -79,10 +79,10 @@ class Differences:
 
 
 def sums_change(schedule: Schedule) -> bool:
-    """Whether gradients are summed in another order than at home.
+    """Return whether the `schedule` sums gradients in another order than Megatron.
 
-    Two replicas that exchange whole pipelines add the same two sums, in whichever order; of more
-    the order of adding shows.
+    Two replicas that exchange whole pipelines add the same two sums, in either order; with more
+    replicas the order changes the sum.
     """
     moved = schedule.routes.moved
     if not moved or schedule.replicas > 2:

@@ -1,4 +1,4 @@
-"""What became of shares of microbatches that were found while training: figures, and a picture."""
+"""Results of shares of microbatches that were found while training: figures, and a picture."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _FORWARD = 1 / 3  # of a microbatch, in the picture: a backward takes twice as l
 
 
 class Finds(Protocol):
-    """What a rank's shares of microbatches have: what finds counts, at the first rank."""
+    """A rank's shares of microbatches have a loop, which finds counts, on the first rank."""
 
     @property
     def loop(self) -> Loop[ShareRemedy] | None:
-        """None at other ranks, and where counts are not found."""
+        """The loop that finds counts; None on other ranks, and where counts are given."""
         ...
 
 
 def found_shares(shares: Finds | None) -> list[ShareDecision]:
-    """The decisions that came into force, at the end of a run; none where there are no `shares`."""
+    """Return the decisions that came into force, at the end of a run; none without `shares`."""
     loop = None if shares is None else shares.loop
     if loop is None:
         return []
@@ -44,10 +44,10 @@ def found_shares(shares: Finds | None) -> list[ShareDecision]:
 def share_entries(
     decisions: Sequence[ShareDecision], iteration_ms: Sequence[float], ends: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """What the summary has of each of `decisions`, in order.
+    """Return the summary's entry for each of `decisions`, in order.
 
     `iteration_ms`: of each iteration that ran. `ends`: of the phases, each the iteration after its
-    last: in another phase other replicas are slow, and a prediction is of one phase.
+    last: other replicas are slow in the next phase, which a prediction does not cover.
     """
     found, ends = [], [*ends, len(iteration_ms)]
     for one, until in pairwise([*decisions, None]):
@@ -75,9 +75,9 @@ def share_entries(
 def drawn_shares(
     decisions: Sequence[ShareDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
 ) -> SharedIteration | None:
-    """The change to other counts under which most iterations of the `phase` ran.
+    """Return the picture of the change of counts that most iterations of the `phase` ran under.
 
-    `shares`: of each of `decisions` what the summary has, see `share_entries`.
+    `shares`: the summary's entry for each of `decisions`, see `share_entries`.
     """
     found: list[tuple[int, int]] = []
     for at, (decision, until) in enumerate(pairwise([*decisions, None])):
@@ -93,11 +93,11 @@ def drawn_shares(
 
 
 def shared_iteration(decision: ShareDecision, measured_ms: float | None) -> SharedIteration:
-    """The picture of a `decision`, from the figures that it was made from.
+    """Return the picture of a `decision`, from the figures that it was made from.
 
-    Each microbatch of a replica takes what its pipeline's slowest stage does. What does not depend
-    on their number, as a pipeline fills and drains, comes after them. `measured_ms`: an iteration
-    with its counts; None where none ran.
+    Each microbatch of a replica takes as long as on its pipeline's slowest stage. Time that does
+    not depend on their number, as a pipeline fills and drains, comes after them. `measured_ms`: an
+    iteration with its counts; None where none ran.
     """
     seconds = [ms / 1e3 for ms in decision.microbatch_ms]
     least, step = min(seconds), decision.predicted_ms / 1e3 - _last(decision, decision.after)
@@ -130,7 +130,7 @@ def _last(decision: ShareDecision, counts: Sequence[int]) -> float:
 def _timeline(
     decision: ShareDecision, counts: Sequence[int], conditions: ReplicaConditions, name: str
 ) -> Timeline:
-    """One iteration with these `counts`, a row per replica, and the step when all are there."""
+    """Return one iteration with these `counts`: a row per replica, and the step after the last."""
     sync, spans = SyncPlan(decision.microbatches, tuple(counts)), list[Span]()
     for replica, ms in enumerate(decision.microbatch_ms):
         for place, (home, microbatch) in enumerate(sync.share(replica)):

@@ -1,4 +1,4 @@
-"""Which data-parallel replicas get slow, all workers of each, and how slow."""
+"""Data-parallel replicas that get slow, with all workers of each, and how slow they get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REPLICAS = Numbered(
 
 
 def parse_slow_replicas(given: Sequence[str], replicas: int) -> dict[int, str]:
-    """By replica, how many times as long its ops take, `2x`, as each of `given` names it, `2:2x`.
+    """Return by replica how many times as long its ops take, `2x`, from `given` such as `2:2x`.
 
     `replicas`: how many there are. Raises BadInput.
     """
@@ -49,16 +49,16 @@ def check_slow_replicas(given: Sequence[str], replicas: int, chunks: int, rerout
 
 
 def slow_workers(slow: Mapping[int, str], stages: int) -> list[str]:
-    """All workers of the replicas that are `slow`, of so many `stages`: `2.0:2x`, `2.1:2x`."""
+    """Return all workers of the `slow` replicas, of so many `stages`: `2.0:2x`, `2.1:2x`."""
     return [f"{one}.{stage}:{times}" for one, times in slow.items() for stage in range(stages)]
 
 
 def op_times(ranks: int) -> float:
-    """How many times as long as it computes each op of so many `ranks` has to take, by waiting.
+    """Return the factor by which ops of so many `ranks`, by waiting, exceed their computing time.
 
     Where ranks wait for a core, a replica takes as long as the others that share it, whatever its
-    own speed is. Ops that wait as if a GPU worked leave the cores idle half of the time; 1 where
-    there is a core for each rank.
+    own speed is. Ops that wait as if a GPU worked leave the cores idle half of the time. The
+    result is 1 where there is a core for each rank.
     """
     cores = len(os.sched_getaffinity(0))
     return 2.0 * ranks / cores if ranks > cores else 1.0

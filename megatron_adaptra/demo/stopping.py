@@ -20,14 +20,14 @@ _ASKED, _PASSED_ON = "stop", "stopped"
 
 
 def pass_on(data: Path) -> None:
-    """On rank 0, before a barrier: let all see, behind it, what the launcher wants."""
+    """Pass on, on rank 0 before a barrier, the launcher's signal, for all to read behind it."""
     asked = data / _ASKED
     if asked.exists():
         os.replace(asked, data / _PASSED_ON)
 
 
 def asked_by(data: Path) -> str:
-    """Behind the barrier: the name of the signal for which the run ends here, or empty."""
+    """Return, behind the barrier, the name of the signal that ends the run here, or empty."""
     try:
         return (data / _PASSED_ON).read_text(encoding="ascii")
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def asked_by(data: Path) -> str:
 
 
 class Stop:
-    """What the launcher does with signals: the first one asks the ranks to hand over.
+    """A stop handles the launcher's signals: the first one asks the ranks to hand over.
 
     `data`: the folder of the run's data. `iterations`: how many are over. `signum`: the first
     signal, 0 before it.
@@ -48,7 +48,7 @@ class Stop:
         self._timer.daemon = True
 
     def on_signal(self, signum: int) -> bool:
-        """Whether the ranks will end by themselves, soon; else they have to be ended."""
+        """Handle a signal; return whether the ranks will end by themselves, or have to be ended."""
         first = not self.signum
         self.signum = self.signum or signum
         if not first or self.iterations < LEAST:
@@ -61,11 +61,11 @@ class Stop:
         return True
 
     def close(self) -> None:
-        """The ranks have ended."""
+        """Stop the timer, as the ranks have ended."""
         self._over = True
         self._timer.cancel()
 
     def _again(self) -> None:
-        """They have not, in that time: as if a second signal had come."""
+        """Repeat the signal to this process, HAND_OVER seconds later, if ranks have not ended."""
         if not self._over:
             os.kill(os.getpid(), self.signum)

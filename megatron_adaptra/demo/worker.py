@@ -88,7 +88,7 @@ def main(options: DemoOptions) -> int:
 
 
 def _end(text: str) -> None:
-    """Leave at once: what is blocked inside a library must not keep the process."""
+    """End the process at once, even while a thread is blocked inside a library."""
     log_line(text)
     os._exit(1)
 
@@ -172,10 +172,10 @@ class _Demo:
         phases = options.phases
         self.end_of_phase = phases[key_phase(phases)][1]
         self.session.keep_records = range(1, self.end_of_phase)
-        self.start: Schedule | None = None  # rank 0: that the run begins with
+        self.start: Schedule | None = None  # rank 0: the run begins with it
         self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
         self.known: list[Figures | None] | None = None  # of all-reduces, at that end
-        self.interrupted = ""  # by which signal
+        self.interrupted = ""  # the name of the signal that ended the run
         self.samples: list[Sample] = []
         self.decisions: list[PlanDecision] = []  # rank 0: those that came into force
         self.stock_records: deque[Any] = deque(maxlen=KEPT)
@@ -183,7 +183,7 @@ class _Demo:
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
     def _late_arrival(self) -> Any:
-        """What makes this rank late, in both arms; None for one that is in time."""
+        """Make this rank late in both arms; return its LateArrival, None for a rank in time."""
         from megatron_adaptra.adapter.baseline.late_arrival import LateArrival
 
         options = self.options
@@ -230,9 +230,9 @@ class _Demo:
         self.samples.append(Sample(iteration, time.process_time(), machine))
 
     def _look(self, iterations: range) -> None:
-        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn.
+        """Keep, on rank 0, the plan that the run begins with, and the end of the phase drawn.
 
-        There, too, at the data-parallel groups that this rank is the first of.
+        There the first rank of a data-parallel group keeps the group's figures, too.
         """
         if self.end_of_phase - 1 in iterations:
             self.known = known_now(self._loops())
@@ -247,7 +247,7 @@ class _Demo:
             self.at_end = Outlook.now(leader)
 
     def _loops(self) -> list[Loop[ReductionRemedy]]:
-        """What chooses the all-reduces of the groups that this rank is the first of."""
+        """Return the loops that choose all-reduces for the groups whose first rank this is."""
         return [loop for reduction in self.activation.reductions for loop in reduction.loops]
 
     def _barrier(self, phase: str) -> None:
@@ -297,7 +297,7 @@ class _Demo:
 
     @property
     def _controller(self) -> Any:
-        """This rank's; None in the first iteration of several replicas, which is stock's."""
+        """This rank's controller; None in the first iteration of several replicas, run as stock."""
         return None if self.session.run is None else self.session.run.controller
 
     def _note_decision(self) -> None:
@@ -308,7 +308,7 @@ class _Demo:
 
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
-        """Megatron as it is; on the iterations that may be drawn its ops are traced."""
+        """Run a block as stock Megatron, and trace its ops in iterations that may be drawn."""
         from megatron_adaptra.adapter.baseline.stock import slowed_ops
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.measure.probe import Probe

@@ -1,4 +1,4 @@
-"""What measures and copies on a GPU, and its stand-in where there is none."""
+"""The interface of a device, a GPU or its stand-in on the host: marks, copies, calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mark(Protocol):
     recorded: float
 
     def at(self) -> float | None:
-        """When the stream passed it, on the same clock; None while it has not.
+        """Return when the stream passed it, on the same clock; None while it has not.
 
         Never waits. None for ever where `fault` says why.
         """
@@ -26,7 +26,7 @@ class Mark(Protocol):
 
     @property
     def fault(self) -> str:
-        """Why there is no moment, and never will be; else empty."""
+        """The reason that there will never be a moment; else empty."""
         ...
 
 
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Copies:
-    """Of one direction: how many, their bytes, and the seconds that the GPU copied."""
+    """A Copies counts the copies in one direction, their bytes, and the GPU's seconds for them."""
 
     count: int = 0
     bytes: int = 0
@@ -61,7 +61,7 @@ class Copies:
 class Calls:
     """Calls into the driver: for messages, for marks (anchors are of these), for anything else.
 
-    `marks`: how many there were.
+    `marks`: the number of marks.
     """
 
     messages: int = 0
@@ -71,7 +71,7 @@ class Calls:
 
 
 class Device(Protocol):
-    """Where compute runs. `behind`: later than the host launches it: marks are read later."""
+    """A device runs compute. `behind`: after the host launches it, so that marks are read later."""
 
     name: str
     behind: bool
@@ -81,7 +81,7 @@ class Device(Protocol):
         ...
 
     def marker(self) -> Callable[[], Mark]:
-        """What marks the stream that is the calling thread's now; for many marks in a row."""
+        """Return a function that marks the calling thread's current stream; for marks in a row."""
         ...
 
     def anchor(self) -> None:
@@ -89,7 +89,7 @@ class Device(Protocol):
         ...
 
     def calls(self) -> Calls:
-        """What was asked of the driver."""
+        """Return the calls into the driver so far."""
         ...
 
     def close(self) -> None:

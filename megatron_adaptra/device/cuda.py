@@ -22,7 +22,7 @@ _opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU
 
 
 class Closing(Protocol):
-    """What uses a GPU."""
+    """A Closing uses a GPU, and is closed before it."""
 
     def close(self) -> None:
         """Release it."""
@@ -63,9 +63,9 @@ class CudaDevice(Device):
             raise DeviceFailed(str(error)) from error
 
     def marker(self) -> Callable[[], Mark]:
-        """Have what it returns raise RuntimeError if the driver refuses.
+        """Return a function that raises RuntimeError if the driver refuses.
 
-        To ask torch for the stream takes longer than to mark it.
+        It asks torch for the stream once, which takes longer than to mark it.
         """
         return partial(self.handle.mark, self.stream())
 
@@ -98,7 +98,7 @@ def device_of(device: Any) -> Device:
 
 
 def cuda_device(device: torch.device) -> CudaDevice:
-    """That of a torch `device` of type cuda. Raises DeviceFailed where it cannot be opened."""
+    """Return the CudaDevice of a torch `device` of type cuda. Raises DeviceFailed if that fails."""
     ordinal = torch.cuda.current_device() if device.index is None else device.index
     key = os.getpid(), ordinal
     if key not in _opened:
@@ -107,5 +107,5 @@ def cuda_device(device: torch.device) -> CudaDevice:
 
 
 def captured() -> bool:
-    """Whether the calling thread's current stream is captured into a CUDA graph: nothing runs."""
+    """Return whether the calling thread's current stream is captured into a CUDA graph, not run."""
     return bool(torch.cuda.is_current_stream_capturing())

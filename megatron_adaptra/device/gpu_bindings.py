@@ -25,7 +25,7 @@ class Mark(Protocol):
     fault: str
 
     def at(self) -> float | None:
-        """When the stream passed it."""
+        """Return when the stream passed it."""
         ...
 
 
@@ -33,7 +33,7 @@ class Device(Protocol):
     """A GPU of this process. `stream`: its address, 0 for the default one."""
 
     def close(self, seconds: float) -> str:
-        """Give everything back; what is left after `seconds`, in words."""
+        """Give everything back; return in words what is left after `seconds`."""
         ...
 
     def pci(self) -> str:
@@ -49,19 +49,19 @@ class Device(Protocol):
         ...
 
     def anchors(self) -> int:
-        """How many the clock has had, of which it keeps the last 32."""
+        """Return how many anchors the clock has had; it keeps the last 32."""
         ...
 
     def marks(self) -> int:
-        """How many there were."""
+        """Return how many marks there were."""
         ...
 
     def calls(self) -> tuple[int, int, int]:
-        """Into the driver: for messages, marks, others."""
+        """Return the calls into the driver: for messages, for marks, for anything else."""
         ...
 
     def fault(self) -> str:
-        """What failed beside messages; empty if nothing did."""
+        """Return the last failure of anything beside messages; empty if there was none."""
         ...
 
 
@@ -73,7 +73,7 @@ class Pinned(Protocol):
         ...
 
     def reserve(self, nbytes: int, count: int) -> str:
-        """Have `count` pinned blocks of `nbytes` when it returns; why there are not, or empty."""
+        """Have `count` blocks of `nbytes` pinned; return why that failed, or an empty text."""
         ...
 
     def trim(self, device: Device, all: bool) -> None:
@@ -85,7 +85,7 @@ class Pinned(Protocol):
         ...
 
     def bytes(self) -> tuple[int, int, int, int]:
-        """Held, used, peak, over the limit."""
+        """Return the bytes held, used, held at the peak, and above the limit."""
         ...
 
     def new_peak(self) -> None:
@@ -109,11 +109,11 @@ class Transfer(Protocol):
     """A message under way from or to the GPU."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within `seconds`."""
+        """Wait for its end, `seconds` at most; return whether it has ended."""
         ...
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         ...
 
     def error(self) -> str:
@@ -121,11 +121,11 @@ class Transfer(Protocol):
         ...
 
     def stamps(self) -> tuple[float, float, float, float]:
-        """When its producer ended, it could leave, was posted, was there; 0 for never."""
+        """Return when its producer ended, it could leave, was posted, was there; 0 for never."""
         ...
 
     def over(self) -> bool:
-        """Whether the GPU does not touch its memory any more."""
+        """Return whether the GPU no longer touches its memory."""
         ...
 
 
@@ -135,7 +135,7 @@ OnCopied = Callable[[Transfer], None]
 class Messages(Protocol):
     """Messages between a GPU and peers' ones.
 
-    `at`, `nbytes`: the GPU's memory. `stream`: on which that was produced, or had its last owner.
+    `at`, `nbytes`: the GPU's memory. `stream`: the one that produced it, or used it last.
     """
 
     def send(
@@ -156,11 +156,11 @@ class Messages(Protocol):
         ...
 
     def join(self, transfer: Transfer, stream: int) -> None:
-        """What comes later on `stream` sees what was received."""
+        """Let work launched on `stream` after this call see what `transfer` received."""
         ...
 
     def abort(self, transfer: Transfer, seconds: float) -> bool:
-        """Give it up; whether its memory was free after `seconds`."""
+        """Give it up; return whether its memory was free after `seconds`."""
         ...
 
     def close(self, seconds: float) -> bool:
@@ -168,7 +168,7 @@ class Messages(Protocol):
         ...
 
     def copies(self) -> Copied:
-        """What was copied."""
+        """Return the copies made so far, by direction."""
         ...
 
 

@@ -13,12 +13,12 @@ SYSFS = Path("/sys")
 
 
 class Distance(IntEnum):
-    """What the way between two devices crosses, the nearest first."""
+    """A distance ranks the way between two devices by what it crosses, the nearest first."""
 
     SWITCH = 0  # one switch
     ROOT_PORT = 1  # several switches below one root port
     NODE = 2  # the host bridges of one NUMA node
-    FAR = 3  # more, or nobody knows
+    FAR = 3  # more, or unknown
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +31,7 @@ class Nic:
 
 
 def in_sysfs(pci: str) -> str:
-    """The address `pci`, as a driver writes it (`00000000:1B:00.0`), as sysfs does."""
+    """Return the address `pci`, as a driver writes it (`00000000:1B:00.0`), as sysfs writes it."""
     domain, _, rest = pci.lower().partition(":")
     return f"{domain[-4:].zfill(4)}:{rest}"
 
@@ -39,8 +39,8 @@ def in_sysfs(pci: str) -> str:
 def nic_of(pci: str, root: Path = SYSFS) -> list[Nic]:
     """All interfaces by their distance from the GPU `pci`, such as `0000:1b:00.0`.
 
-    `root`: of sysfs. Interfaces without hardware are left out. Of a GPU that is not there nothing
-    is near.
+    `root`: of sysfs. Interfaces without hardware are left out. A GPU that does not exist is far
+    from all.
     """
     gpu = (root / "bus" / "pci" / "devices" / pci).resolve()
     found = []
@@ -53,7 +53,7 @@ def nic_of(pci: str, root: Path = SYSFS) -> list[Nic]:
 
 
 def nearest(pci: str, names: frozenset[str], root: Path = SYSFS) -> frozenset[str]:
-    """Of the RDMA devices `names` those that are nearest to the GPU `pci`.
+    """Return those of the RDMA devices `names` that are nearest to the GPU `pci`.
 
     All of them where nothing is known. `root`: of sysfs.
     """
@@ -84,7 +84,7 @@ def node_near(pci: str, root: Path = SYSFS) -> int | None:
 
 
 def distance(one: Path, other: Path) -> Distance:
-    """Between two devices, by their folders in sysfs."""
+    """Return the distance between two devices, given by their folders in sysfs."""
     a, b = _bridges(one), _bridges(other)
     if not a or not b:
         return Distance.FAR
@@ -99,7 +99,7 @@ def distance(one: Path, other: Path) -> Distance:
 
 
 def _bridges(device: Path) -> list[str]:
-    """The addresses from the root port down to the device; what is virtual has none."""
+    """Return the addresses from the root port down to the device; a virtual device has none."""
     return [part for part in device.parts if part.count(":") == 2 and "." in part]
 
 

@@ -35,10 +35,10 @@ class Staging:
             f"messages' memory is wherever the system has some, and not on NUMA node {node}, which "
             "is the GPU's",
         )
-        self.reserved = -1  # until the beginning of this iteration it is kept
+        self.reserved = -1  # the iteration at whose beginning reserved blocks may go; -1 for none
 
     def memory(self) -> Memory:
-        """What it takes."""
+        """Return the host memory that messages take, in bytes."""
         words = self.pinned.copied(), self.pinned.unpinned()
         return Memory(*self.pinned.bytes(), *words)
 
@@ -47,7 +47,7 @@ class Staging:
         self.pinned.new_peak()
 
     def set_limit(self, nbytes: int) -> None:
-        """Have `nbytes` at most, but for messages under way."""
+        """Hold `nbytes` at most, except for messages under way."""
         self.pinned.set_limit(nbytes)
 
     def prepare(self, nbytes: int, count: int) -> None:
@@ -72,12 +72,12 @@ class Staging:
     def trim(self, all: bool = False) -> None:
         """At an iteration's end: give back what it has not used; `all` that is idle.
 
-        Returns at once. What RDMA devices know is given back when the endpoint closes. The driver
+        Returns at once. Memory that RDMA devices use stays until the endpoint closes. The driver
         is asked again to pin memory, if it had none. One line of the log has why it pins none of
         the engine's memory, if it does not, and one why messages go through memory not pinned.
         """
         memory = self.memory()
-        if memory.held or memory.unpinned:  # while all is well nothing is, and no thread is woken
+        if memory.held or memory.unpinned:  # else nothing is to be done, and no thread is woken
             self.pinned.trim(self.device.handle, all)
         self._log(
             memory.copied,
@@ -89,7 +89,7 @@ class Staging:
         )
 
     def _log(self, why: str, words: str) -> None:
-        """`words`, once, if there is a reason."""
+        """Log `words` and the reason `why` once; nothing if that is empty."""
         if why and words not in self._logged:
             self._logged.add(words)
             log_line(f"{self.device.name}: {words}: {why}")

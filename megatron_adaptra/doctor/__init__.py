@@ -1,1 +1,1 @@
-"""What a machine lacks for a training with the plugin, and the command that mends it."""
+"""The doctor: checks of a machine for trainings with the plugin, and the remedy of each fault."""

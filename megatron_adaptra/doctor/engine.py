@@ -15,7 +15,7 @@ from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.dial import open_rail
 from megatron_adaptra.transport.engine.rails import VARIABLES, Rail, chosen, disabled, fabric
 
-# Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
+# Counters of faults of cables and ports; congestion and lost packets are no fault of this host.
 _BROKEN = (
     "symbol_error", "port_rcv_errors", "link_downed", "link_error_recovery",
     "local_link_integrity_errors", "excessive_buffer_overrun_errors",
@@ -23,7 +23,7 @@ _BROKEN = (
 
 
 def engine(root: Path = Path("/")) -> Iterator[Finding]:
-    """`root`: of the file systems that the kernel shows."""
+    """Check the engine, TLS and RDMA; `root`: of the file systems that the kernel shows."""
     if why := bindings.not_built():
         yield warn("engine", f"{why}; messages go over gloo", how_to_build())
     else:
@@ -36,19 +36,19 @@ def engine(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _ports() -> list[Port]:
-    """Those that the engine sees, with the addresses that messages would use.
+    """Return the ports that the engine sees, with the addresses that messages would use.
 
-    An index that is named counts, of whatever family its address is.
+    An index that a variable names counts, whatever the family of its address.
     """
     try:
         gid, which, _ = fabric(os.environ)
         return bindings.ports(ANY if gid >= 0 else which)
-    except BadInput:  # `rdma` says so
+    except BadInput:  # `rdma` reports it
         return bindings.ports()
 
 
 def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
-    """The RDMA `ports` that the engine sees, and the devices that the kernel shows.
+    """Check the RDMA `ports` that the engine sees, and the devices that the kernel shows.
 
     `root`: of sysfs.
     """
@@ -72,7 +72,7 @@ def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
 
 
 def opened(rails: Sequence[Rail]) -> Iterator[Finding]:
-    """What a queue pair of each of the `rails` lacks, when one is opened as a training opens it."""
+    """Open a queue pair on each of the `rails`, as a training does, and give what fails."""
     if bindings.missing() or not rails:
         return
     engine = bindings.new_engine(1 << 20, 1 << 20, 5.0)
@@ -99,7 +99,7 @@ def _remedy(rail: Rail, why: str) -> str:
 
 
 def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
-    """Says which of `ports` carry messages, and returns them."""
+    """Report which of `ports` carry messages, and return them."""
     what = "RDMA"
     named = [f"{n}={os.environ[n]}" for n in VARIABLES if n in os.environ]
     by = f" ({', '.join(named)})" if named else ""
@@ -128,7 +128,7 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
 
 
 def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) -> Finding:
-    """Of the port whose `folder` in sysfs it is; `port`: as verbs see it, if they do."""
+    """Check the port with that `folder` in sysfs; `port`: the same as verbs see it, or None."""
 
     def text(name: str) -> str:
         try:
@@ -165,5 +165,5 @@ def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) ->
 
 
 def _outside(port: Port, rail: Rail) -> bool:
-    """Whether the `rail` of the `port` has a range that none of the port's addresses is of."""
+    """Return whether the `rail` asks for a range of addresses without the one of the `port`."""
     return port.link == "Ethernet" and rail.gid < 0 and not rail.choice.has(port.gid)

@@ -1,6 +1,6 @@
-"""Runs the checks, each part in a process of its own: what they load may hang or end it.
+"""The run of all checks, each part in a process of its own: libraries may hang or end it.
 
-As a command, with PART as its argument: print a part's findings, one JSON
+Called as a command with PART as its argument, the module prints a part's findings, one JSON
 object per line, as they are found, and END once it has found all.
 """
 
@@ -27,10 +27,10 @@ from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.software import software
 
-# Seconds for a part, of work or of doing nothing: what other processes take of the machine in the
-# meantime is not its fault. To import torch and Megatron takes a tenth.
+# Seconds that a part may compute, and seconds without progress; time that other processes take
+# does not count as computing. To import torch and Megatron takes a tenth.
 PATIENCE = 60.0
-_AT_MOST = 10  # times as long altogether, as a clock on the wall counts
+_AT_MOST = 10  # times as long in all, by the clock on the wall
 _LOOK = 0.5  # seconds between two looks at what a part has done
 _GRACE = 1.0
 END = json.dumps("end")  # the last line of a part that has been examined to the end
@@ -47,10 +47,10 @@ class Part(NamedTuple):
 
 
 def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> Iterator[Part]:
-    """Findings of `parts`, side by side; each has `patience`, in seconds, as above."""
+    """Examine `parts` at the same time; each has `patience`, in seconds, see PATIENCE."""
     with ExitStack() as stack:
         running = []
-        # Of what the parts import some makes folders of its own there.
+        # Some packages that the parts import make folders there.
         tmp = TemporaryDirectory(prefix="adaptra-", ignore_cleanup_errors=True)
         environment = {**os.environ, "TMPDIR": stack.enter_context(tmp)}
         stack.enter_context(ending_on_sigterm())
@@ -65,13 +65,13 @@ def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> 
             late = _wait(process, out, patience)
             lines = _text(out).splitlines()
             findings = [*_read(lines)]
-            if END not in lines:  # else a process that hangs or crashes at its end is no matter
+            if END not in lines:  # after END a hang or a crash does not matter
                 findings.append(_cut_short(name, process.returncode, late, _last_line(err)))
             yield Part(name, findings)
 
 
 def _wait(process: subprocess.Popen[Any], out: Any, patience: float) -> str:
-    """Until the process has ended, or has had its `patience`; then why it is given up."""
+    """Wait for the process; return empty text, or why it is given up after its `patience`."""
     began = moved = time.monotonic()
     before = (0.0, 0)
     while True:
@@ -91,7 +91,7 @@ def _wait(process: subprocess.Popen[Any], out: Any, patience: float) -> str:
 
 
 def _text(file: Any) -> str:
-    """All of it, whose end the process may still be writing."""
+    """Return all text of the file, whose end the process may still be writing."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
@@ -109,7 +109,7 @@ def _last_line(err: Any) -> str:
 
 
 def _cut_short(name: str, status: int | None, late: str, last: str) -> Finding:
-    """What it means that a part's process has ended too soon, with `status`, or is `late`."""
+    """Return the finding on a part's process that ended too soon, with `status`, or is `late`."""
     remedy = f"{shlex.join(command(__spec__.name, name))} shows where"
     if not late and status is not None and status < 0:
         last = f"{signal.Signals(-status).name}: {last}"
@@ -119,7 +119,7 @@ def _cut_short(name: str, status: int | None, late: str, last: str) -> Finding:
 def main(words: list[str]) -> None:
     """Print the findings of the part that `words` name."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed
+    os.dup2(2, 1)  # other output goes to standard error
     for finding in PARTS[words[0]]():
         print(json.dumps(finding.to_json()), file=out, flush=True)
     print(END, file=out, flush=True)

@@ -22,7 +22,7 @@ _BY_ADDRESS = Path("driver") / "nvidia" / "gpus"  # below /proc
 
 
 def gpus(root: Path = Path("/")) -> Iterator[Finding]:
-    """`root`: of the file systems that the kernel and the driver show."""
+    """Check the GPUs; `root`: of the file systems that the kernel and the driver show."""
     there = any((root / "dev" / name).exists() for name in _DEVICE_FILES)
     if why := gpu_bindings.missing():
         if there:
@@ -40,7 +40,7 @@ def gpus(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _neighbours(pci: str, sysfs: Path) -> Finding:
-    """What is near to the GPU at `pci`, and whether the cores that are may be used here."""
+    """Find what is near to the GPU at `pci`; warn if no near core is allowed to this process."""
     nics = nic_of(pci, sysfs)
     least = min((nic.distance for nic in nics), default=Distance.FAR)
     names = ", ".join(nic.name for nic in nics if nic.distance is least)
@@ -55,7 +55,7 @@ def _neighbours(pci: str, sysfs: Path) -> Finding:
 
 
 def _listed(cores: str) -> set[int]:
-    """The numbers of a list such as "0-15,32"; none where it is another text."""
+    """Return the numbers of a list such as "0-15,32"; none for any other text."""
     found: set[int] = set()
     for part in cores.split(","):
         first, _, last = part.partition("-")

@@ -21,11 +21,11 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo"
 _NODES = ("NNODES", "PET_NNODES", "SLURM_NNODES")
 _UP = 0x1  # of an interface's flags
-_WORKS = ("", "up", "unknown")  # what virtual ones say while they work
+_WORKS = ("", "up", "unknown")  # states of interfaces that work, virtual ones too
 
 
 def network(root: Path) -> Iterator[Finding]:
-    """The address, and all interfaces; `root`: of the file systems that the kernel shows."""
+    """Check the address and all interfaces; `root`: of the file systems that the kernel shows."""
     wrong = [*_named(root)]
     yield from wrong
     if not any(finding.what == GLOO for finding in wrong):
@@ -36,7 +36,7 @@ def network(root: Path) -> Iterator[Finding]:
 
 
 def _named(root: Path) -> Iterator[Finding]:
-    """What is wrong with the interfaces that variables name."""
+    """Give the faults of the interfaces that variables name."""
     names = [name for _, name in socket.if_nameindex()]
     for name in named_for_gloo():
         if name not in names:
@@ -96,7 +96,7 @@ def _address() -> Finding:
 
 
 def _one_host(master: str) -> bool:
-    """Whether variables say that the training stays on this host; without any it may be larger."""
+    """Return whether variables show that the training stays on this host; False without them."""
     given = os.environ
     world = given.get("WORLD_SIZE")
     return (
@@ -107,7 +107,7 @@ def _one_host(master: str) -> bool:
 
 
 def _interface(folder: Path) -> Finding:
-    """Of an interface, by its `folder` in sysfs."""
+    """Check an interface by its `folder` in sysfs."""
 
     def text(name: str) -> str:
         try:

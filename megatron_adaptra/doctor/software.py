@@ -33,7 +33,7 @@ _PACKAGES = {"yaml": "pyyaml", "PIL": "pillow", "transformer_engine": "transform
 
 
 def software() -> Iterator[Finding]:
-    """What is installed here, and how it fits together."""
+    """Check what is installed here, and how it fits together."""
     yield ok("megatron-adaptra", f"{__version__} at {HERE}")
     torch = yield from _torch()
     yield from _megatron(torch)
@@ -46,7 +46,7 @@ def software() -> Iterator[Finding]:
 
 
 def _torch() -> Generator[Finding, None, Any]:
-    """Its findings; returns the module, or None."""
+    """Give the findings on torch; return its module, or None."""
     if importlib.util.find_spec("torch") is None:
         says = "not installed: plans can be made here, but nothing trains"
         yield fail("torch", says, "pip install torch")
@@ -104,7 +104,7 @@ def _has_program() -> bool:
 
 
 def _not_imported() -> tuple[str, Exception] | None:
-    """The first module of what we call or patch that is there but fails, and its error."""
+    """Return the first installed module that we call or patch but cannot import, and its error."""
     targets = [*NEEDED, *NEEDED_BY_EXECUTOR, *(t for e in PATCHES.values() for t in e.targets)]
     for module in dict.fromkeys(target.partition(":")[0] for target in targets):
         if module.startswith("megatron.training") and not _has_program():
@@ -113,13 +113,13 @@ def _not_imported() -> tuple[str, Exception] | None:
             importlib.import_module(module)
         except Exception as error:
             lacks = error.name if isinstance(error, ModuleNotFoundError) else None
-            if not lacks or not f"{module}.".startswith(f"{lacks}."):  # else it is not there itself
+            if not lacks or not f"{module}.".startswith(f"{lacks}."):  # else it is not installed
                 return module, error
     return None
 
 
 def _install(module: str, error: Exception) -> str:
-    """What gets `module` imported, which has failed with `error`."""
+    """Return the command to mend the import of `module`, which has failed with `error`."""
     lacks = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
     name = lacks.partition(".")[0]
     if name == "megatron":
@@ -130,7 +130,7 @@ def _install(module: str, error: Exception) -> str:
 
 
 def _patches() -> Iterator[Finding]:
-    """Of each entry of the registry whether its targets are there."""
+    """Check for each entry of the registry of patches whether its targets are there."""
     program = _has_program()
     if not program:
         yield ok("Megatron's program", "not here: only megatron-core is, for programs of your own")

@@ -22,7 +22,7 @@ _POOL = (
 
 
 def staging() -> Iterator[Finding]:
-    """What the first GPU's driver does with as much memory as a large message takes."""
+    """Check how the first GPU's driver pins as much memory as a large message takes."""
     if gpu_bindings.missing():
         yield ok(WHAT, "none in force: without a GPU messages leave from where they are")
         return
@@ -47,7 +47,7 @@ def staging() -> Iterator[Finding]:
 
 
 def _tried() -> tuple[str, str, str]:
-    """Why memory is copied once more, is not pinned, is not near the GPU; else empty."""
+    """Return three faults: copied once more, not pinned, not near the GPU; empty for none."""
     device = gpu_bindings.open_device(0)
     engine = new_engine(1 << 20, 1 << 20, 5.0)
     pinned = gpu_bindings.new_pinned(device, engine, TRIED)

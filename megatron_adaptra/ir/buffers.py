@@ -10,15 +10,15 @@ from megatron_adaptra.base.errors import BadInput
 
 @dataclass(frozen=True)
 class Buffers:
-    """Of one iteration. By default one buffer, which nothing hides.
+    """A Buffers describes the gradient buffers of an iteration; by default one, with no overlap.
 
     Args:
-        count: how many are reduced, one by one.
-        overlap: seconds from the first to the last one that is ready, while others are reduced; 0
-            where each waits for the one before.
-        last: bytes of the one that is ready last. Counts where there is an overlap.
-        gathers: of shards, all-gathers of a buffer each that follow.
-        hides: seconds of each of these but the first that forwards hide.
+        count: how many there are; they are reduced one after another.
+        overlap: seconds from when the first buffer is ready until the last one is, in which the
+            others are reduced; 0 where each waits for the one before.
+        last: bytes of the buffer that is ready last; used only where `overlap` is above 0.
+        gathers: how many all-gathers of shards follow, each of one buffer.
+        hides: seconds of each all-gather, except the first, that forwards hide.
     """
 
     count: int = 1
@@ -28,10 +28,10 @@ class Buffers:
     hides: float = 0.0
 
     def exposed(self, gather: float) -> float:
-        """Seconds that all-gathers of so many seconds each take of an iteration.
+        """Return the seconds by which the all-gathers lengthen an iteration.
 
-        `gather`: of one of them. The next one begins when it has ended, and is hidden by what
-        computes before it is waited for.
+        `gather`: seconds of one. Each begins when the one before has ended, and is hidden by the
+        computation that runs until its result is needed.
         """
         return gather + (self.gathers - 1) * max(0.0, gather - self.hides)
 
@@ -39,7 +39,7 @@ class Buffers:
         """Check them for gradients of `nbytes` in all.
 
         Raises:
-            BadInput: there are no such buffers.
+            BadInput: a value is out of range.
         """
         for name, seconds in (("overlap", self.overlap), ("gathers that are hidden", self.hides)):
             if not 0 <= seconds < math.inf:

@@ -22,8 +22,8 @@ SENDS = ("eager", "rendezvous")
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _FACTS = 3  # of each token: it is made, it is sent, its receive is posted
 _MADE, _SENT, _POSTED = range(_FACTS)
-_NOTHING = -_FACTS  # the fact that a W brings about, of no token: nobody waits for it
-# Of an op: what it needs, what holds it as well where it is a send, what it brings about.
+_NOTHING = -_FACTS  # the fact that a W brings about, of no token: no op waits for it
+# Facts of an op: those that it needs, those that also hold it if it is a send, the one it makes.
 _Rule = tuple[list[int], list[int], int]
 
 

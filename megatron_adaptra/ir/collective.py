@@ -1,6 +1,6 @@
-"""Which rank sends, adds and receives what in a collective: plain data that builders return.
+"""Collective plans: which rank sends, adds and receives what; plain data that builders return.
 
-Its goal is an all-reduce, or one of its halves, a reduce-scatter or an all-gather of equal shards.
+The goal is an all-reduce, or one of its halves, a reduce-scatter or an all-gather of equal shards.
 The buffer is cut into pieces. Each rank has a line of ops, and runs it in order:
 
 - A send (`P`, `S`) takes what the rank holds of the piece at that moment, and is asynchronous: the

@@ -1,4 +1,4 @@
-"""Proof that a collective plan comes to its goal and cannot hang, by exact simulation.
+"""Proof that a collective plan reaches its goal and cannot hang, by exact simulation.
 
 What a rank holds of a piece is simulated as the set of ranks whose parts are in it, and as the
 order in which they were added. Lines never look at the time, so that what an op receives does not
@@ -23,7 +23,7 @@ _PART, _SUM, _ADD, _TAKE = Action.PART, Action.SUM, Action.ADD, Action.TAKE
 
 
 def check_collective(order: Lines, pieces: int, goal: Goal, owners: Sequence[int]) -> None:
-    """Raises BadInput unless every rank ends with what the `goal` is, of all `pieces`.
+    """Raise BadInput unless every rank ends with what the `goal` demands of all `pieces`.
 
     `order[i]` is the line of rank i; `owners[j]` the rank whose shard piece j is in, where there
     are shards. Proven: each op is possible, each message has one send and one receive and a tag of
@@ -128,9 +128,9 @@ class _Messages:
 class _Run:
     """One run of all lines, as far as it goes; raises BadInput where values are wrong.
 
-    A value is the number of a way to add: equal numbers, equal bits. `parts` of it are the ranks
-    that are in it, as bits. In an all-gather a shard counts as the sum on its own rank, and as
-    nothing on all others.
+    A value is a number that stands for an order of additions: equal numbers mean equal bits.
+    `parts[value]` has a bit for each rank whose part is in it. In an all-gather a shard counts as
+    the sum on its own rank, and as nothing on all others.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Run:
         self.flying: dict[int, list[int]] = {}  # sent, not yet taken: the values
         self.posted: set[int] = set()
         self.unposted: list[dict[int, list[int]]] = [{} for _ in order]  # piece -> its sends
-        # What has to be sent, or posted (~message), and who waits for it.
+        # A message that has to be sent, or posted (~message), and the rank that waits for it.
         self.waiting: dict[int, int] = {}
         self.at = [0] * ranks
         self.there = [0] * ranks  # of the messages of the op that a rank stands at
@@ -210,7 +210,7 @@ class _Run:
                 self.unposted[rank].setdefault(piece, []).extend(late)
 
     def receive(self, rank: int, op: CollectiveOp, messages: Sequence[int]) -> bool:
-        """Whether all was there that it needs."""
+        """Run the receive `op` of `rank` and return True, or False where it has to wait."""
         action, first, ranks, length = op
         there, waiting = self.there[rank], self.waiting
         if not there:
@@ -264,7 +264,7 @@ class _Run:
                     raise BadInput("collective plan", f"piece {piece} of rank {rank}", wrong)
 
     def wrong_end(self, piece: int, rank: int, value: int) -> str:
-        """Why what `rank` holds of a `piece` at the end is not what the goal is; empty if it is."""
+        """Return why what `rank` holds of a `piece` at the end misses the goal, or empty text."""
         missing = self.all & ~self.parts[value]
         if self.goal is Goal.REDUCE_SCATTER and rank != (owner := self.owners[piece]):
             return "" if missing else f"it has the sum of the shard of rank {owner}"

@@ -11,7 +11,7 @@ from megatron_adaptra.base.errors import BadInput
 
 
 class Goal(str, Enum):
-    """What a collective is for. Shard r is the r-th of as many equal parts as there are ranks."""
+    """A goal defines what ranks end with. Shard r is the r-th of as many equal parts as ranks."""
 
     ALL_REDUCE = "all-reduce"  # every rank ends with the sum of all ranks' buffers
     REDUCE_SCATTER = "reduce-scatter"  # rank r ends with the sum of shard r, of no other one
@@ -19,7 +19,7 @@ class Goal(str, Enum):
 
 
 class Action(str, Enum):
-    """What a rank does with one piece of its buffer."""
+    """An action sends or receives pieces of a rank's buffer."""
 
     PART = "P"  # send what it holds: its own part, or a partial sum
     SUM = "S"  # send the sum of all ranks; in an all-gather, what the shard's rank has
@@ -30,7 +30,7 @@ class Action(str, Enum):
 
     @property
     def sends(self) -> bool:
-        """Whether it is a send; the others receive."""
+        """True where the action sends; False where it receives."""
         return self in (Action.PART, Action.SUM)
 
 
@@ -40,9 +40,9 @@ _TEXT = re.compile(r"([PSAR])([0-9]{1,9})(?:-([0-9]{1,9}))?([>=<])([0-9]{1,9}(?:
 
 
 class CollectiveOp(NamedTuple):
-    """What is done with piece number `piece`, or so many from it on: `length`.
+    """A collective op sends or receives `length` pieces of a rank's buffer, from number `piece` on.
 
-    `ranks` depends on the action:
+    The meaning of `ranks` depends on the action:
 
     `P3>1,2`: send what this rank holds of piece 3 to rank 1, then to rank 2, to be added there.
     `S3>1,2`: the same with the sum. `A3=0+1+2`: on rank 1, `x0 + x1`, then `+ x2`, where x1 is
@@ -74,7 +74,7 @@ class CollectiveOp(NamedTuple):
         return 2 * self.piece + (self.action in (Action.SUM, Action.TAKE))
 
     def sources(self, rank: int) -> tuple[int, ...]:
-        """From whom it receives on `rank`, in the order of the addition; none for a send."""
+        """Return the ranks that `rank` receives from, in the order of addition; none for a send."""
         if self.action.sends:
             return ()
         return tuple(one for one in self.ranks if one != rank)

@@ -1,4 +1,4 @@
-"""What is known of a job: the only input of a planner, and the costs a simulation runs on."""
+"""Conditions of a job: the only input of a planner, and the costs a simulation runs on."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Conditions:
 
     @property
     def shared(self) -> bool:
-        """Whether stages have to share cores."""
+        """True where the stages have to share cores: there are fewer `cores` than stages."""
         return self.cores is not None and self.cores < self.stages
 
     def link(self, source: int, target: int) -> LinkState:
@@ -141,11 +141,11 @@ class Conditions:
         return self.message_bytes / self.link(source, target).bandwidth
 
     def port(self, worker: int) -> float:
-        """Seconds for which one message keeps what `worker` sends or receives by busy."""
+        """Return the seconds for which one message keeps the port of `worker` busy."""
         return self.message_bytes / self.ports.get(worker, math.inf)
 
     def message_seconds(self, source: int, target: int) -> float:
-        """What a message takes from `source` to `target`: on the way, and for its bytes."""
+        """Return the seconds of a message from `source` to `target`: delay and transfer."""
         return self.link(source, target).delay + self.passes(source, target)
 
     def passes(self, source: int, target: int) -> float:
@@ -154,7 +154,7 @@ class Conditions:
 
     @property
     def microbatch_seconds(self) -> float:
-        """Of a chunk, on the slowest stage, or on all that share cores."""
+        """Seconds of a microbatch's F and B: on the slowest stage or, if longer, on all `cores`."""
         each = [self.seconds(Kind.F, s) + self.seconds(Kind.B, s) for s in range(self.stages)]
         if self.cores is None:
             return max(each)
@@ -172,7 +172,7 @@ class Conditions:
         return tuple(link for link in sorted(self.links) if self.busy(*link) > pace)
 
     def name(self, stage: int) -> str:
-        """How a sentence calls a `stage`."""
+        """Return the name of a `stage` for a sentence."""
         return f"stage {stage}"
 
     def busy(self, source: int, target: int) -> float:
@@ -186,7 +186,7 @@ class Conditions:
         return max(self.wire(source, target), *ports)
 
     def seconds(self, kind: Kind, stage: int) -> float:
-        """What an op of this kind costs on `stage`, if it has a core to itself."""
+        """Return the seconds that an op of this `kind` takes on `stage` with a core to itself."""
         if kind is Kind.F:
             return self.forward[stage]
         if kind is Kind.R:
@@ -208,7 +208,7 @@ class Conditions:
         return replace(self, links={}, ports={})
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump; null stands for infinity."""
+        """Return an object for json.dump; null stands for infinity."""
         return {
             "microbatches": self.microbatches,
             "forward": list(self.forward),
@@ -240,7 +240,7 @@ class Conditions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conditions:
-        """What `to_json` has made of conditions: `data`, read from JSON. Raises BadInput."""
+        """Return the conditions that `to_json` has turned into `data`. Raises BadInput."""
         with reading("conditions", data):
             links = {}
             for key, link in data["links"].items():

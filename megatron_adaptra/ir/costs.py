@@ -1,4 +1,4 @@
-"""What things cost, as the clock asks for it."""
+"""The costs of ops and messages that the clock asks for."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from megatron_adaptra.ir.op import Kind
 
 
 class Costs(Protocol):
-    """What the clock asks: of one pipeline `Conditions`, of several replicas `ReplicaConditions`.
+    """A cost model gives the clock the seconds of each op and message.
 
-    A worker is a stage, of several replicas one stage of one of them.
+    `Conditions` are one for a single pipeline, `ReplicaConditions` for several replicas. A worker
+    is a stage of the pipeline, or one stage of one replica.
     """
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
 
     @property
     def microbatches(self) -> int:
-        """Of an iteration, per replica."""
+        """The number of microbatches that each replica runs in an iteration."""
 
     @property
     def cores(self) -> float | None:
@@ -35,19 +36,19 @@ class Costs(Protocol):
         """Seconds of the step in which the stages wait for each other, one by one."""
 
     def seconds(self, kind: Kind, worker: int) -> float:
-        """What an op of this kind costs on `worker`."""
+        """Return the seconds that an op of this `kind` takes on `worker` with a core to itself."""
 
     def on_core(self, worker: int) -> float:
         """The share of these seconds in which `worker` needs one of the `cores`; 0 to 1."""
 
     def link(self, source: int, target: int) -> LinkState:
-        """From worker `source` to worker `target`."""
+        """Return the link from worker `source` to worker `target`."""
 
     def wire(self, source: int, target: int) -> float:
         """Seconds for which one message keeps the link from `source` to `target` busy."""
 
     def port(self, worker: int) -> float:
-        """Seconds for which one message keeps what `worker` sends or receives by busy.
+        """Return the seconds for which one message keeps the port of `worker` busy.
 
         0 where it is not limited.
         """

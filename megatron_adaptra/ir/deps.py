@@ -1,8 +1,8 @@
-"""What each op needs and makes: the dependencies of a pipeline, written once.
+"""The dependencies of a pipeline, written once: the tokens that each op needs and makes.
 
 Ops exchange *tokens*. A token stands at a position of the model: chunk c on stage s is position
 `c * stages + s` (Megatron's loop placement). Check, simulation and lowering all read these rules.
-Which worker makes or uses a token, of one replica or of several, `Routes` say.
+`Routes` say which worker makes or uses a token, in one replica or in several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatron_adaptra.ir.routes import Routes
 
 ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
 _MAKES = {Kind.F: ACTIVATION, Kind.B: GRADIENT, Kind.I: GRADIENT, Kind.R: RECOMPUTED}
-# What a send or a post moves, and how far from its own position that is made.
+# The token that a send or a post moves, and how far from its own position that token is made.
 _CARRIES = {
     Kind.SEND_F: (ACTIVATION, 0),
     Kind.SEND_B: (GRADIENT, 0),
@@ -72,7 +72,7 @@ def needs(op: Op, worker: int, routes: Routes, recomputed: bool = False) -> list
 
 
 def _next_to(op: Op, here: int, routes: Routes) -> Token | None:
-    """What `op` needs of the position before its own, `here`, or after it."""
+    """Return the token that `op` needs from the position before its own, `here`, or after it."""
     if op.kind is Kind.F and here > 0:
         return Token(ACTIVATION, here - 1, op.microbatch, op.home)
     if op.kind in (Kind.B, Kind.I) and here < routes.positions - 1:

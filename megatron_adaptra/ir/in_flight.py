@@ -18,9 +18,9 @@ _CHANGE = {
 
 
 def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
-    """What one stage holds after each op of `line`, in microbatches' activations on that stage.
+    """Return the activations that one stage holds after each op of `line`, in microbatches.
 
-    One of several `chunks` has an equal share of the stage's layers, and so of its activations.
+    A microbatch counts 1 on the whole stage; each of several `chunks` has an equal share of that.
     """
     recomputed = recomputed_of(line)
     held, out = 0.0, []

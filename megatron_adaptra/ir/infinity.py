@@ -6,10 +6,10 @@ import math
 
 
 def null_if_infinite(value: float) -> float | None:
-    """What JSON has for a `value` that may be infinite."""
+    """Return the `value` as JSON holds it: None for infinity."""
     return None if math.isinf(value) else value
 
 
 def infinite_if_null(value: float | None) -> float:
-    """The `value` that JSON has, or infinity for null."""
+    """Return the `value` read from JSON: infinity for None."""
     return math.inf if value is None else value

@@ -1,4 +1,4 @@
-"""With whom a worker exchanges the messages of its ops."""
+"""The neighbours of a worker, with which it exchanges the messages of its ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Neighbours:
     """The neighbours of a `worker`, microbatch by microbatch, as the `routes` have them.
 
     In a single pipeline they are the stages before and after it; with chunks the last stage and the
-    first are, too.
+    first are neighbours, too.
     """
 
     worker: int
@@ -30,12 +30,12 @@ class Neighbours:
 
     @property
     def stage(self) -> int:
-        """Of the worker."""
+        """The stage of the worker."""
         return self.worker % self.stages
 
     @property
     def stages(self) -> int:
-        """Of each replica."""
+        """The number of stages of each replica."""
         return self.routes.stages
 
     def exchange(self, op: Op) -> Exchange:

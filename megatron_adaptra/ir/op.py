@@ -11,7 +11,7 @@ from megatron_adaptra.base.errors import BadInput
 
 
 class Kind(str, Enum):
-    """What an op does. The first five compute; the rest are placed by `lower` or by telemetry."""
+    """A kind names what an op does. The first five compute; `lower` or telemetry adds the rest."""
 
     F = "F"  # forward
     B = "B"  # full backward
@@ -29,7 +29,7 @@ class Kind(str, Enum):
 
     @property
     def computes(self) -> bool:
-        """Whether it is work of the stage, not of the links nor of the optimizer step."""
+        """True for the work of a stage; False for that of the links and of the optimizer step."""
         return self in COMPUTE
 
 
@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Op:
-        """The op that `text` stands for; raises BadInput for any ValueError."""
+        """The op that `text` stands for; raises BadInput for any other text."""
         return _parsed(text)
 
 

@@ -30,9 +30,9 @@ def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:
     equal depth more would help). Between warmups of 1F1B kind that is slack + 1, where slack is the
     difference of the warmup depths of the two stages.
 
-    What one run in unit time needs is posted too: that run, then, proves that no send can hang.
+    The receives of one run in unit time are posted, too; that run proves that no send can hang.
 
-    Of several replicas only the workers that exchange messages have links.
+    With several replicas, only workers that exchange messages have links.
 
     `traffic`, `routes`: of a schedule.
     """
@@ -52,7 +52,7 @@ def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:
 
 
 def links_of(traffic: Traffic, routes: Routes) -> list[Link]:
-    """All links of a pipeline; of several replicas, in order, those that are used."""
+    """Return all links of a pipeline; with several replicas, those that are used, sorted."""
     stages = routes.stages
     if routes.replicas > 1:
         sent = {work.sent[:2] for works in traffic for work in works if work.sent is not None}
@@ -64,7 +64,7 @@ def links_of(traffic: Traffic, routes: Routes) -> list[Link]:
 
 
 def _leads(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
-    """How far sends over each flow can be ahead of what the receiver need have used."""
+    """Return, by flow, the most messages that can be sent and not used yet."""
     uses: dict[Flow, list[int]] = {}
     for works in traffic:
         uses.update(_uses(works))
@@ -82,7 +82,7 @@ def _leads(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
 
 
 def _uses(works: Sequence[Work]) -> dict[Flow, list[int]]:
-    """Of each flow to a worker: by n, the messages used before the (n+1)-th that it sends back."""
+    """Return, by flow and n, the messages that a worker uses before it sends its (n+1)-th back."""
     flows: dict[int, dict[Flow, None]] = {}  # by source
     for work in works:
         if work.used is not None:
@@ -101,7 +101,7 @@ def _uses(works: Sequence[Work]) -> dict[Flow, list[int]]:
 
 
 def _run(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
-    """Per flow, the posted receives that a run needs in which every op takes one unit of time.
+    """Return, by flow, the receives to post for a run in which every op takes one unit of time.
 
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
@@ -119,7 +119,7 @@ def _run(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
                 missing = work.needs[start.index(_NEVER)]
                 waiting.setdefault(missing, []).append(worker)
                 break
-            # What is made in a unit of time can be used in the next.
+            # A token made in a unit of time can be used in the next.
             end = now[worker] = 1 + max(now[worker], *start, 0)
             at[worker] += 1
             if work.used is not None:

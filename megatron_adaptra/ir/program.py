@@ -29,7 +29,7 @@ class Program:
         chunks: per stage.
         ahead: by directed link (source worker, target worker), how many receives stand posted on it
             from the start; at least 0.
-        replicas: whose workers these are.
+        replicas: how many pipelines the workers form.
     """
 
     order: tuple[Line, ...]
@@ -45,12 +45,12 @@ class Program:
 
     @cached_property
     def routes(self) -> Routes:
-        """Which worker runs which op."""
+        """The routes: which worker runs which op."""
         return routes_of(self.order, self.chunks, self.replicas)
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """What `posting.receives_ahead` gives for 1F1B with these `warmup` depths, one per stage.
+    """Return the `posting.receives_ahead` of 1F1B with these `warmup` depths, one per stage.
 
     Per directed link, slack + 1 and at least 1, where slack is the difference of the depths of its
     two stages.

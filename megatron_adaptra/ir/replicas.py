@@ -1,4 +1,4 @@
-"""Several replicas of one pipeline, worker by worker: who is slow or dead, and which paths are."""
+"""Conditions of several replicas of one pipeline: which workers and paths are slow or dead."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from megatron_adaptra.ir.routes import parse_worker, worker_name
 
 @dataclass(frozen=True)
 class ReplicaConditions:
-    """What is known of a job whose replicas may run each other's microbatches.
+    """A ReplicaConditions describes a job whose replicas may run each other's microbatches.
 
     Workers are numbered as in `ir.routes`. It meets `ir.costs.Costs`.
 
     Args:
-        pipeline: of each replica, where nothing else is known of a worker; without chunks. Its
-            cores are its even share of those that all workers have together.
+        pipeline: conditions of each replica, where nothing else is known of a worker; with one
+            chunk per stage. Its cores are an even share of those that all workers have together.
         replicas: at least 2.
         failed: workers that are dead; every stage has another.
         slow: by worker, how many times as long as in `pipeline` its ops take; above 0.
@@ -104,17 +104,17 @@ class ReplicaConditions:
 
     @property
     def all_replicas(self) -> range:
-        """Their numbers."""
+        """The numbers of the replicas, from 0."""
         return range(self.replicas)
 
     @property
     def workers(self) -> int:
-        """Of all replicas, dead ones included."""
+        """The number of workers in all replicas, dead ones included."""
         return self.stages * self.replicas
 
     @property
     def microbatches(self) -> int:
-        """Of an iteration, per replica."""
+        """The number of microbatches that each replica runs in an iteration."""
         return self.pipeline.microbatches
 
     @property
@@ -124,7 +124,7 @@ class ReplicaConditions:
 
     @property
     def shared(self) -> bool:
-        """Whether workers have to share cores."""
+        """True where the workers have to share cores."""
         return self.pipeline.shared
 
     @property
@@ -147,7 +147,7 @@ class ReplicaConditions:
         return [worker for worker in all_of_it if worker not in self.failed]
 
     def seconds(self, kind: Kind, worker: int) -> float:
-        """What an op of this kind costs on `worker`."""
+        """Return the seconds that an op of this `kind` takes on `worker` with a core to itself."""
         return self.slow.get(worker, 1.0) * self.pipeline.seconds(kind, worker % self.stages)
 
     def on_core(self, worker: int) -> float:
@@ -167,7 +167,7 @@ class ReplicaConditions:
         return self.message_bytes / self.link(source, target).bandwidth
 
     def message_seconds(self, source: int, target: int) -> float:
-        """What a message takes from `source` to `target`: on the way, and for its bytes."""
+        """Return the seconds of a message from `source` to `target`: delay and transfer."""
         return self.link(source, target).delay + self.passes(source, target)
 
     def passes(self, source: int, target: int) -> float:
@@ -176,16 +176,16 @@ class ReplicaConditions:
 
     @property
     def message_bytes(self) -> float:
-        """Of a message."""
+        """The bytes of one message."""
         return self.pipeline.message_bytes
 
     def port(self, worker: int) -> float:
-        """Seconds for which one message keeps what `worker` sends or receives by busy."""
+        """Return the seconds for which one message keeps the port of `worker` busy."""
         of_stage = self.pipeline.ports.get(worker % self.stages, math.inf)
         return self.message_bytes / self.ports.get(worker, of_stage)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump; null stands for infinity."""
+        """Return an object for json.dump; null stands for infinity."""
         names = self.name
         return {
             "pipeline": self.pipeline.to_json(),
@@ -207,7 +207,7 @@ class ReplicaConditions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaConditions:
-        """What `to_json` has made of conditions: `data`, read from JSON. Raises BadInput."""
+        """Return the conditions that `to_json` has turned into `data`. Raises BadInput."""
         with reading("conditions of replicas", data):
             pipeline = Conditions.from_json(data["pipeline"])
             stages, paths = pipeline.stages, {}

@@ -1,4 +1,4 @@
-"""Who runs a microbatch at a stage, and who its neighbours are there: derived from a schedule.
+"""Routes of microbatches: the worker that runs each one at each stage, as a schedule has it.
 
 A *worker* is one stage of one replica. Workers are numbered replica by replica, `replica * stages +
 stage`, so that those of a single pipeline are its stages. Workers of one stage hold the same
@@ -39,16 +39,16 @@ class Routes:
 
     @cached_property
     def positions(self) -> int:
-        """Of the model, of which each microbatch passes all."""
+        """The number of positions in the model; each microbatch passes all of them."""
         return self.stages * self.chunks
 
     @property
     def workers(self) -> int:
-        """Of all replicas."""
+        """The number of workers in all replicas."""
         return self.stages * self.replicas
 
     def worker(self, position: int, microbatch: int, home: int | None = None) -> int:
-        """Who runs `microbatch` of `home` (None: of the only replica) at that `position`."""
+        """Return the worker that runs `microbatch` of `home` (None: the only one) at `position`."""
         stage = position % self.stages
         if home is None:
             return stage

@@ -23,14 +23,14 @@ _REPLICAS = "replicas"  # comes first, where there are several
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each worker runs, in order.
+    """A schedule lists the ops that each worker runs, in order.
 
     Args:
-        order: per worker; of one replica a worker is a stage, of several they come replica by
-            replica, and each op names its home.
+        order: the ops of each worker. In a single pipeline a worker is a stage; with several
+            replicas they come replica by replica, and each op names its home.
         microbatches: of an iteration, per replica.
         chunks: model chunks per stage; 1 where there are several replicas.
-        policy: what planned it.
+        policy: the name of the planner.
         why: one sentence for people.
         replicas: pipelines that hold the same parameters, each with a worker per stage.
     """
@@ -49,19 +49,19 @@ class Schedule:
 
     @cached_property
     def routes(self) -> Routes:
-        """Who runs what."""
+        """The routes: which worker runs which microbatch."""
         return routes_of(self.order, self.chunks, self.replicas)
 
     @property
     def stock(self) -> bool:
-        """Whether Megatron runs it over messages of its own, and not over ours."""
+        """True where Megatron runs it over its own messages, and not over ours."""
         return self.policy == STOCK
 
     @property
     def keeps_order(self) -> bool:
-        """Whether every worker runs as its n-th forward one of an n-th microbatch.
+        """True where the n-th forward of every worker is of an n-th microbatch.
 
-        So it is at home, and where replicas have swapped whole partners.
+        So it is where every worker runs all the microbatches of one replica.
         """
         if not self.routes.moved:
             return True
@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def alike(self) -> bool:
-        """Whether all replicas run the same ops in the same order, each its own microbatches."""
+        """True where all replicas run the same ops in the same order, each its own microbatches."""
         return self.order == self.one_pipeline().replicated(self.replicas).order
 
     def one_pipeline(self) -> Schedule:
@@ -81,12 +81,12 @@ class Schedule:
         return replace(self, order=order, replicas=1)
 
     def same_as(self, other: Schedule) -> bool:
-        """Whether `other` means the same ops in the same order over the same messages."""
+        """Return whether `other` runs the same ops in the same order over the same messages."""
         same = (self.stock, self.replicas) == (other.stock, other.replicas)
         return same and self.order == other.order
 
     def replicated(self, replicas: int) -> Schedule:
-        """The same in each of so many `replicas`, at home; itself for one."""
+        """Return this schedule repeated in each of so many `replicas`, at home; itself for one."""
         if replicas == 1:
             return self
         order = tuple(
@@ -136,10 +136,10 @@ class Schedule:
         return cls._checked(tuple(order), values)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump, with the text forms of the ops.
+        """Return an object for json.dump, with the text forms of the ops.
 
-        `stages` holds a list per stage; of several replicas, `workers` one by the name of each
-        worker, replica and stage: `1.2`.
+        `stages` holds a list per stage; with several replicas, `workers` holds one per worker, by
+        its name, replica and stage: `1.2`.
         """
         lines = [[str(op) for op in line] for line in self.order]
         if self.replicas == 1:
@@ -148,9 +148,9 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: object) -> Schedule:
-        """What `to_json` has made of a schedule, or a plan: `data`, read from JSON.
+        """Return the schedule of `data`, read from JSON: from `to_json`, or a plan.
 
-        What a plan leaves out, its number of microbatches and chunks, its ops show. Raises
+        Where a plan gives no number of microbatches or of chunks, its ops show it. Raises
         BadInput for anything else.
         """
         if not isinstance(data, Mapping):
@@ -169,7 +169,7 @@ class Schedule:
             isinstance(line, list) and all(isinstance(op, str) for op in line) for line in stages
         ):
             raise BadInput("stages", stages, "it has to be a list per stage of ops such as 'F3'")
-        _names(len(stages), replicas)  # of as many replicas as there can be
+        _names(len(stages), replicas)  # raises unless the replicas divide the workers
         order = tuple(parse_line(line) for line in stages)
         known: dict[str, Any] = {
             "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
@@ -182,7 +182,7 @@ class Schedule:
 
     @classmethod
     def _checked(cls, order: tuple[Line, ...], head: Mapping[str, Any]) -> Schedule:
-        """The schedule, if it can be one: `check` proves whether it runs."""
+        """Return the schedule once its values are checked; `check` proves whether it runs."""
         if not order:
             raise BadInput("stages", [], "it has to be at least 1 stage")
         for key, value in head.items():
@@ -223,7 +223,7 @@ class Schedule:
 
 
 def _names(workers: int, replicas: object) -> list[str]:
-    """What lines begin with: the number of a stage, or replica and stage. Raises BadInput."""
+    """Return the word that each line begins with: stage, or replica and stage. Raises BadInput."""
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise BadInput(_REPLICAS, replicas, "it has to be a whole number of at least 1")
     if workers % replicas:

@@ -1,4 +1,4 @@
-"""How many microbatches of an iteration each data-parallel replica runs, which, with what weight.
+"""Sync plans: the microbatches that each data-parallel replica runs, and their weight.
 
 Stock runs `microbatches` (M) in each of N replicas: microbatch j of home h is the pair (h, j), the
 samples that Megatron's own sampler gives to replica h. Here replica r runs `counts[r]` of the N M
@@ -55,7 +55,7 @@ class SyncPlan:
 
     @property
     def replicas(self) -> int:
-        """How many there are, N."""
+        """The number of replicas, N."""
         return len(self.counts)
 
     @property
@@ -65,7 +65,7 @@ class SyncPlan:
 
     @property
     def full(self) -> bool:
-        """Whether each replica runs what stock has it run, and nothing else."""
+        """True where each replica runs exactly the microbatches that stock has it run."""
         return all(count == self.microbatches for count in self.counts)
 
     def share(self, replica: int) -> tuple[Pair, ...]:
@@ -76,7 +76,7 @@ class SyncPlan:
         return self._shares[replica]
 
     def weight(self, replica: int) -> Fraction:
-        """By what the mean loss over the microbatches of `replica` is multiplied; 1 in stock."""
+        """Return the factor of the mean loss over the microbatches of `replica`; 1 in stock."""
         return Fraction(self.counts[replica], self.microbatches)
 
     @cached_property

@@ -1,6 +1,6 @@
 """When each op of a pipeline ran: one type for predicted and for measured iterations.
 
-Pictures show it as bars on rows (view/pipeline.py), and what is no pipeline in the same way.
+Pictures show it, and timelines of other things, as bars on rows (view/pipeline.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
     Args:
         stage: where; of several replicas, the number of the worker.
-        op: that computes, or the optimizer step, or a collective of it.
+        op: one that computes, or the optimizer step, or a collective of that step.
         start, end: seconds from the iteration's start.
     """
 
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
     Args:
         source, target: stages; of several replicas, workers.
-        op: what made it, or the send of it.
+        op: the one that made it, or its send.
         sent: when it left the source; seconds from the iteration's start.
         arrived: when the target had it; seconds, too.
         posted: when the receive was posted; seconds, too, or None where that was not measured.
@@ -83,8 +83,8 @@ class Timeline:
     def iteration(self) -> float:
         """Seconds as the first stage sees them: it starts the pipeline and is the last to end.
 
-        Another stage's step may reach into the next iteration. Of several replicas from the first
-        start to the last end.
+        Another stage's step may reach into the next iteration. With several replicas, from the
+        first start of their first stages to the last end of these.
         """
         stages = self.stages
         own = [s for s in self.spans if s.stage % stages == 0]
@@ -97,7 +97,7 @@ class Timeline:
 
     @property
     def workers(self) -> int:
-        """Of all replicas; of one, its stages."""
+        """The number of workers in all replicas; the stages of a single one."""
         return self.stages * self.replicas
 
     def busy(self, worker: int) -> float:
@@ -114,7 +114,7 @@ class Timeline:
         return tuple(peaks)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump: ops by their text forms, seconds."""
+        """Return an object for json.dump: ops by their text forms, times in seconds."""
         several = {"replicas": self.replicas, "stages": self.stages} if self.replicas > 1 else {}
         return {
             "name": self.name,
@@ -137,5 +137,5 @@ class Timeline:
 
 
 def _when(span: Span) -> tuple[float, float]:
-    """An op that takes no time stands before the one that starts at the same moment."""
+    """Return the key to sort by: of two ops that start together, one without duration is first."""
     return span.start, span.end

@@ -1,4 +1,4 @@
-"""What the ops of a line wait for, get, make and send, each worked out once."""
+"""Traffic of a schedule: the tokens that each op waits for, receives, makes and sends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Work(NamedTuple):
     """One op of a schedule, with its tokens.
 
     Args:
-        op: that computes.
-        needs: all that it waits for.
+        op: one that computes.
+        needs: the tokens that it waits for.
         used: the flow that brings one of these from another worker, if any does.
-        came: that one.
-        made: what it makes, if anything.
-        sent: the flow that takes that to another worker, if any does.
+        came: the token that `used` brings, if any.
+        made: the token that it makes, if any.
+        sent: the flow that takes `made` to another worker, if any does.
     """
 
     op: Op

@@ -28,9 +28,9 @@ def first_posts(program: Program, worker: int) -> tuple[Op, ...]:
 
 
 def unused_posts(program: Program, worker: int) -> UnusedPosts:
-    """What all workers have posted first, as `worker` has to clear it away.
+    """Return how `worker` clears away the receives that all workers post first.
 
-    Both ends of a link know it from the program, so nobody asks.
+    Both ends of a link derive it from the program, without a message.
     """
     routes, sends = program.routes, []
     for other in range(routes.workers):

@@ -1,11 +1,12 @@
-"""What all-reduces of which one rank is late take, in closed form, for any number of ranks.
+"""Seconds of all-reduces of which one rank is late, in closed form, for any number of ranks.
 
 The clock of ports (sim/ports.py) runs a plan message by message, of which 1,024 ranks have
-millions. These forms need no plan, and are what pieces are chosen by. Equal ports; a message takes
-of its sender's port its bytes' time and a cost, and a delay besides. Exact for a ring, and for
-halving-doubling of a power of two; the others are within 20 % of the clock, and StragglAR, where
-it is late by less than a buffer's time, within 35 % (tests/unit/sim/test_all_reduce_forms.py), and
-with pieces of more than a turn within 40 % for up to 16 ranks.
+millions. These forms need no plan; the number of pieces is chosen by them. All ports are equal. A
+message occupies its sender's port for its bytes' time and a cost, and then takes a delay. The forms
+are exact for a ring, and for halving-doubling of a power of two; the others are within 20 % of the
+clock, and StragglAR, where the rank is late by less than a buffer's time, within 35 %
+(tests/unit/sim/test_all_reduce_forms.py), and with pieces of more than a turn within 40 % for up to
+16 ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AllReduce:
             form of StragglAR alone depends on it.
 
     Raises:
-        BadInput: values that no all-reduce has.
+        BadInput: a value is out of range.
     """
 
     ranks: int
@@ -66,7 +67,7 @@ class AllReduce:
 
 
 def least_rounds(ranks: int, k: int) -> int:
-    """No plan of StragglAR for so many `ranks`, with `k` pieces per owner, has fewer rounds.
+    """Return a lower bound on StragglAR's rounds for so many `ranks`, `k` pieces per owner.
 
     The late rank sends k(N - 1) pieces; the last one is then on two ranks, and at best doubles.
     """
@@ -145,12 +146,12 @@ def seconds_after_arrival(algorithm: str, job: AllReduce, pieces: int) -> float:
 
     Args:
         algorithm: one of ALGORITHMS.
-        job: what is reduced.
+        job: the all-reduce.
         pieces: the `cut` of a ring, `pieces` of a chain and of direct, `k` of StragglAR, which has
             the fewest rounds that there can be; halving-doubling has none.
 
     Raises:
-        BadInput: an algorithm that there is not.
+        BadInput: there is no such algorithm.
     """
     if algorithm not in _FORMS:
         raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
@@ -158,7 +159,7 @@ def seconds_after_arrival(algorithm: str, job: AllReduce, pieces: int) -> float:
 
 
 def best_pieces(algorithm: str, job: AllReduce, most: float = math.inf) -> int:
-    """Into how many pieces to cut, so that the `algorithm` takes least time; the fewest of equals.
+    """Return the number of pieces with which the `algorithm` is fastest; the fewest of equals.
 
     More pieces overlap better, and cost more messages. `most`: no more than so many. The other
     arguments, and BadInput: as of `seconds_after_arrival`.

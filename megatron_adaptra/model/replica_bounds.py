@@ -34,7 +34,7 @@ def replica_bound(conditions: ReplicaConditions) -> float:
 
 
 class _Times:
-    """What passes before, between and after the ops of a worker, over the quickest others."""
+    """A _Times holds seconds before, between and after a worker's ops on the quickest others."""
 
     def __init__(self, conditions: ReplicaConditions) -> None:
         c = self.conditions = conditions

@@ -1,8 +1,8 @@
-"""What a reduce-scatter or an all-gather of equal shards takes, in closed form: both the same.
+"""Seconds of a reduce-scatter or an all-gather of equal shards, in closed form: both the same.
 
-Of equal ports, as in model/all_reduce_forms.py. Lateness is in none of the forms: after a rank has
-come, it sends (N - 1)/N of the buffer under any plan, and what others have done before saves none
-of that. Exact where nobody is late (tests/unit/sim/test_shard_forms.py).
+All ports are equal, as in model/all_reduce_forms.py. Lateness is in none of the forms: after a rank
+has come, it sends (N - 1)/N of the buffer under any plan, and earlier work of others saves none of
+that. The forms are exact where no rank is late (tests/unit/sim/test_shard_forms.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def shard_seconds(algorithm: str, job: AllReduce, pieces: int) -> float:
         pieces: into which each shard is cut.
 
     Raises:
-        BadInput: an algorithm that there is not.
+        BadInput: there is no such algorithm.
     """
     if algorithm not in SHARDED:
         raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(SHARDED)}")
@@ -39,7 +39,7 @@ def shard_seconds(algorithm: str, job: AllReduce, pieces: int) -> float:
 
 
 def best_shard_pieces(algorithm: str, job: AllReduce) -> int:
-    """Into how many pieces to cut a shard, so that it takes least time; the fewest of equals.
+    """Return the number of pieces per shard that takes least time; the fewest of equals.
 
     `algorithm`, `job`, BadInput: as of `shard_seconds`.
     """

@@ -77,8 +77,9 @@ class Job:
         for x in range(1, last + 1):
             s, above = x % c.stages, (x - 1) % c.stages
             home[x] = max(self.late[s], self.lag[1, x - 1] + self.early[above] + home[x - 1])
-        # Of one microbatch with nothing in its way: from the first F of the model to that of a
-        # position, from the last I to that of a position, from F to I there, from I's end home.
+        # Seconds of a microbatch with nothing in its way: from the model's first F to a position's
+        # (down), from the last position's I to a position's (up), from F to I at a position (turn),
+        # and from the end of I there to the microbatch's end (home).
         self.down, self.up = down.reshape(shape), up.reshape(shape)
         self.turn = (down[-1] - down + forward[-1] + up).reshape(shape)
         self.home = home.reshape(shape)
@@ -134,7 +135,7 @@ class _Rows:
         self.before = _Before(), _Before(), _Before()
 
     def forwards(self, k: int) -> None:
-        """F(k) at all positions."""
+        """Compute F(k) at all positions."""
         job, row = self.job, self.forward[k]
         if k < self.first:
             done = job.chunks * (k + 1) - 1
@@ -147,7 +148,7 @@ class _Rows:
         np.maximum(self.backward[rows], self.forward[rows] + self.turn, out=self.backward[rows])
 
     def freed(self, k: int, chunk: int) -> Floats:
-        """When enough of I and W are done for F(k) of a chunk."""
+        """Return when enough of I and W are done for F(k) of a `chunk`."""
         job, n = self.job, chunk + 1
         due = np.maximum(0, 2 * n * (k + 1) - self.room)
         least = (due + 1) // 2
@@ -158,7 +159,7 @@ class _Rows:
             starts = np.sort(starts, 0)
 
         def start(count: Ints) -> Floats:
-            """Of so many I, the last one's."""
+            """Return when the last of the first `count` I starts; 0 for none."""
             return np.where(count > 0, starts[np.maximum(count - n * low - 1, 0), stages], 0.0)
 
         if n < job.chunks:
@@ -175,14 +176,14 @@ class _Rows:
         return soonest
 
     def look_back(self, k: int) -> None:
-        """What can start before F(k) of the last chunk, W counted with its I."""
+        """Update `idle` by the ops that can start before F(k) of the last chunk, W with its I."""
         moment, rows = self.forward[k, -1], self.reach(k)
         forwards = self.before[1](self.forward[:rows], moment).sum(0)
         backwards = self.before[2](self.backward[:rows], moment).sum(0)
         self.remember(moment, self.work(forwards, backwards, backwards))
 
     def backwards(self, k: int) -> None:
-        """I(k) at all positions; on chunk 0, it is the last but W of what it follows."""
+        """Compute I(k) at all positions; on chunk 0, every F and I up to k precedes it."""
         job, row = self.job, self.backward[k]
         done = job.chunks * (k + 1)
         due = np.maximum(0, 2 * done - self.room - job.chunks * k)  # beyond what I gave back
@@ -219,7 +220,7 @@ class _Rows:
         np.maximum(below, row + steps * seconds, out=below)
 
     def reach(self, k: int) -> int:
-        """The rows that matter to row k - 1: with chunks, later ones may go first on another."""
+        """Return how many rows matter to row k - 1: with chunks all, as their order may differ."""
         return self.job.count if self.job.chunks > 1 else k
 
 

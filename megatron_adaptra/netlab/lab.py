@@ -116,11 +116,11 @@ class Lab:
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed the network until now."""
+        """The traffic that has crossed the network until now."""
         return self._network.traffic
 
     def measure(self) -> list[Measured]:
-        """Each rule on its own, with nothing else on the network; a host's port each way.
+        """Measure each rule on its own, with an idle network; a host's port each way.
 
         Raises AdaptraError if a host does not answer, or what started the laboratory ends.
         """
@@ -139,7 +139,7 @@ class Lab:
         return results
 
     def _measure(self, rule: LinkRule, burst: int = 0) -> Measured:
-        """What the link of `rule` does now; a `burst` of so many bytes is not held to its rate."""
+        """Measure the link of `rule`; a `burst` of so many bytes is not held to its rate."""
         source, target = self._hosts[rule.source], self._hosts[rule.target]
         rounds = []
         for send, collect in measure.rounds_of(rule, burst):
@@ -288,7 +288,7 @@ class Lab:
         return reap
 
     def _until_ended(self, deadline: float, hold: Callable[[], None]) -> None:
-        """Until the command has ended everywhere, or has failed somewhere long enough ago."""
+        """Wait until the command has ended everywhere, or has failed somewhere long enough ago."""
         failed_at = 0.0
 
         def ended() -> bool:
@@ -343,7 +343,7 @@ class Lab:
 
 
 def _parent() -> int | None:
-    """A pidfd of the process that started us; None where we are to outlive it, as nohup asks.
+    """Return a pidfd of the process that started us; None if we are to outlive it, as by nohup.
 
     Otherwise a killed script would leave the laboratory to run on, for hours perhaps.
     """

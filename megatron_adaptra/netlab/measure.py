@@ -1,4 +1,4 @@
-"""What the links of a laboratory really do, seen by packets that cross them.
+"""Measurements of a laboratory's links, by packets that cross them.
 
 All hosts share one clock, so one way is measured, not half of a round trip.
 """
@@ -30,7 +30,7 @@ _SOCKET_BUFFER = 33  # SO_RCVBUFFORCE: root may exceed the system's limit
 
 @dataclass(frozen=True)
 class Measured:
-    """A directed link: what was asked of it, and what was got. Seconds, bytes/s, share."""
+    """A measurement holds a directed link's `rule` and its real seconds, share lost and bytes/s."""
 
     rule: LinkRule
     delay: float
@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def fault(self) -> str:
-        """Why this is not what was asked, or an empty string."""
+        """The difference from the rule, in words; empty where the link does what was asked."""
         rule = self.rule
         if math.isinf(self.delay):
             return "no packet came through"
@@ -53,7 +53,7 @@ class Measured:
 
 
 def tasks(host: int) -> Mapping[str, Any]:
-    """What host number `host` does for a measurement: send packets, and collect those that come."""
+    """Return the tasks of host number `host` in a measurement: send packets, and collect them."""
     box = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     box.bind((address(host), _PORT))
     with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def tasks(host: int) -> Mapping[str, Any]:
         return {}
 
     def collect(task: Mapping[str, Any]) -> dict[str, Any]:
-        """Sent and arrived, in seconds, of each packet; ends when none has come for a while."""
+        """Return when each packet left and came, in seconds; end when none comes for a while."""
         seen: list[tuple[float, float]] = []
         box.settimeout(task["timeout"])
         with contextlib.suppress(TimeoutError):
@@ -81,7 +81,7 @@ def tasks(host: int) -> Mapping[str, Any]:
 
 
 def rounds_of(rule: LinkRule, burst: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The tasks of the rule's source and target, round by round; `burst` as in `result`."""
+    """Return the tasks of the rule's source and target, per round; `burst`: as in `result`."""
     timeout = 0.5 + 2 * rule.delay + 6 * rule.jitter
     rounds = [(PINGS, 64, _GAP)]
     if math.isfinite(rule.bandwidth):
@@ -97,10 +97,10 @@ def rounds_of(rule: LinkRule, burst: int = 0) -> list[tuple[dict[str, Any], dict
 
 
 def result(rule: LinkRule, rounds: list[list[tuple[float, float]]], burst: int = 0) -> Measured:
-    """What `rounds` say of a link.
+    """Compute a link's delay, jitter, loss and bandwidth from `rounds`.
 
     Args:
-        rule: what was asked of it.
+        rule: the delay, jitter, loss and bandwidth that were asked for.
         rounds: of each packet that came, when it was sent and came, seconds.
         burst: bytes that a link lets pass at once after a pause, which its rate does not count.
     """
@@ -120,5 +120,5 @@ def result(rule: LinkRule, rounds: list[list[tuple[float, float]]], burst: int =
 
 
 def _first(burst: int) -> int:
-    """The first packet of a bulk that the rate holds back."""
+    """Return the number of the first packet of a bulk that the rate holds back."""
     return math.ceil(burst / _BULK)

@@ -1,4 +1,4 @@
-"""Joins the hosts by a bridge in the kernel, and slows links by its `netem`.
+"""A network that joins hosts by a bridge in the kernel, and slows links by its `netem`.
 
 A veth pair leads from each host to the hub, a namespace with nothing but a bridge in it. On the
 hub's port to a host, packets are classified by their sender; each slow link has a netem there. So
@@ -128,7 +128,7 @@ class Netem(Network):
 def probe(slow: bool, more: Sequence[str] = ()) -> None:
     """Raise AdaptraError, which says what is missing, unless all that a rule may ask is here.
 
-    Not `slow`: there are no rules. `more`: lines that tc has to take, of the device `port(0)`.
+    `slow`: False without rules. `more`: lines that tc has to accept, of the device `port(0)`.
     """
     for program in ("ip", "tc"):
         _find(program)
@@ -146,7 +146,7 @@ def probe(slow: bool, more: Sequence[str] = ()) -> None:
 
 
 def _bridge() -> list[str]:
-    # Forwards at once and says nothing of its own.
+    # It forwards at once, and sends no packets of its own.
     return [
         "link add name hub type bridge forward_delay 0 mcast_snooping 0",
         "link set dev hub addrgenmode none up",
@@ -159,7 +159,7 @@ def port(host: int) -> str:
 
 
 def _wire(host: int, mtu: int, pid: str = "") -> list[str]:
-    """The hub's port to a host, whose end is `eth0` where that process is, or stays here."""
+    """Return lines that make the hub's port to a host, whose end is `eth0` at `pid`, or here."""
     end = f"name {INTERFACE} netns {pid}" if pid else f"name end{host}"
     size = f"mtu {mtu} txqueuelen {WAITING}"
     return [
@@ -169,7 +169,7 @@ def _wire(host: int, mtu: int, pid: str = "") -> list[str]:
 
 
 def _classes(slots: Mapping[Link, int]) -> list[str]:
-    """One class of packets per link; the htb itself holds nothing back, it only classifies them.
+    """Return lines for one class of packets per link; the htb classifies packets, and delays none.
 
     Of the kernel's classful queues htb alone takes this many classes, each with a queue that keeps
     its packets for a while. Packets of no class pass it.
@@ -189,7 +189,7 @@ def _classes(slots: Mapping[Link, int]) -> list[str]:
 
 
 def _netem(link: Link, rule: LinkRule) -> str:
-    """The rate also where none is asked for: only with one does netem keep packets in order."""
+    """Return a netem line, always with a rate: only with one does netem keep packets in order."""
     source, target = link
     delay = f"delay {_us(rule.delay)}us"
     if rule.jitter:  # which netem takes only on top of a delay
@@ -202,13 +202,13 @@ def _netem(link: Link, rule: LinkRule) -> str:
 
 
 def _police(slot: int, rule: LinkRule) -> str:
-    """Drops what a queue of QUEUE seconds of traffic would: netem's own limit counts packets.
+    """Return the action that drops what exceeds QUEUE seconds; netem's limit counts packets.
 
     A bucket that fills at the link's rate and holds that much traffic is empty when such a queue
     is full.
     """
     rate = _rate(rule)
-    bucket = min(max(MTU, rate * QUEUE), 4e9)  # which has 32 bits
+    bucket = min(max(MTU, rate * QUEUE), 4e9)  # a field of 32 bits
     return (
         f"action police rate {rate:.0f}bps burst {bucket:.0f} mtu 65535 "
         f"conform-exceed drop/ok index {slot}"
@@ -233,7 +233,7 @@ def batch(program: str, lines: Sequence[str]) -> None:
 
 
 def device(name: str) -> dict[str, Any]:
-    """What `ip` reports of the device `name` in this thread's namespace. Raises AdaptraError."""
+    """Return `ip`'s report on the device `name` in this thread's namespace. Raises AdaptraError."""
     [found] = json.loads(_call("ip", "-d", "-j", "link", "show", "dev", name))
     return dict(found)
 

@@ -1,4 +1,4 @@
-"""What any network of a laboratory has: addresses, links, counters."""
+"""Parts that all networks of a laboratory share: addresses, links, counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subnet() -> str:
 
 @dataclass
 class Traffic:
-    """What crossed, and, where a relay carried it, how well it kept time."""
+    """Traffic counts packets that crossed a network and, by a relay, how late they came."""
 
     packets: int = 0
     bytes: int = 0
@@ -40,7 +40,7 @@ class Traffic:
         self.late: Counter[int] = Counter()  # held packets by lateness in whole milliseconds
 
     def late_ms(self, share: float) -> int:
-        """The lateness, in ms rounded up, that this `share` of the held packets kept to."""
+        """Return the lateness, in ms rounded up, that this `share` of held packets kept to."""
         left = share * sum(self.late.values())
         for ms, count in sorted(self.late.items()):
             left -= count
@@ -50,15 +50,15 @@ class Traffic:
 
 
 class Network(Protocol):
-    """Joins the hosts' network namespaces. Made by `shaper.build`."""
+    """A network joins the hosts' network namespaces; `shaper.build` makes one."""
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed until now."""
+        """The traffic that has crossed until now."""
         ...
 
     def shape(self, rules: Mapping[Link, LinkRule]) -> None:
-        """The slow links from now on; packets that are held already keep their time."""
+        """Make the links of `rules` slow from now on; packets that are held keep their time."""
 
     def close(self) -> None:
         """Take the network apart."""

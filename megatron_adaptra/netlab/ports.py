@@ -25,10 +25,10 @@ CONGESTION_CONTROL = "cubic"  # bbr sends too little after a pause
 # connection may have two of them wait there, and the kernel's 64 KiB would be 3 ms of a port of
 # 20 MB/s each: what is urgent would come too late behind those of other connections.
 SEGMENTS = 32_000
-BURST = 70_000  # bytes that may leave at once; of a packet that does not fit nothing passes
+BURST = 70_000  # bytes that may leave at once; a larger packet never passes
 _UNLIMITED = 125e9  # bytes/s
 _IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
-_IP_MTU = 14  # which Python's socket does not name
+_IP_MTU = 14  # IP_MTU, which Python's socket does not name
 _TIMEOUT = 10.0  # seconds to connect two hosts
 
 
@@ -84,7 +84,7 @@ class Ports(Netem):
             batch("tc", [f"qdisc {do} {_bucket(port(host), rate)}"])
 
     def tcp(self) -> dict[str, str | int | bool]:
-        """What holds for a TCP connection from host 0 to host 1, read from one.
+        """Return the settings of a TCP connection from host 0 to host 1, read from one.
 
         `congestion_control`, `mtu` and `segments` (bytes), `slow_start_after_idle`.
         """
@@ -112,6 +112,6 @@ def probe() -> None:
 
 def _bucket(device: str, rate: float) -> str:
     rate = min(rate, _UNLIMITED)
-    limit = min(max(rate * QUEUE, 2 * BURST), 2e9)  # bytes that wait; it has 32 bits
-    burst = max(BURST, min(rate * 1e-4, 1e8))  # of a rate that the kernel's clock is coarse for
+    limit = min(max(rate * QUEUE, 2 * BURST), 2e9)  # bytes that wait; a field of 32 bits
+    burst = max(BURST, min(rate * 1e-4, 1e8))  # more for rates too high for the kernel's clock
     return f"dev {device} root handle 2: tbf rate {rate:.0f}bps burst {burst:.0f} limit {limit:.0f}"

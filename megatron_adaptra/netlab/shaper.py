@@ -1,4 +1,4 @@
-"""Which network joins the hosts: the kernel's netem, or our relay where there is none."""
+"""The choice of the network that joins the hosts: the kernel's netem, or else our relay."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHAPERS = ("auto", "netem", "relay")
 
 
 def choose(shaper: str, slow: bool = True, ports: bool = False) -> tuple[str, str]:
-    """`netem` or `relay`, and why it is not netem, for a `shaper` of SHAPERS.
+    """Choose `netem` or `relay`, and give the reason against netem, for a `shaper` of SHAPERS.
 
-    Where no link is to be `slow` the kernel needs no netem itself, and joins the hosts alone.
-    `ports`: hosts have rates, which the kernel alone can keep.
+    Where no link is to be `slow` a kernel without netem will do, as its bridge joins the hosts.
+    `ports`: hosts have rates, which only the kernel can keep.
 
-    Raises AdaptraError where it has to be netem, but cannot; BadInput for another shaper.
+    Raises AdaptraError where netem is required but not possible; BadInput for another shaper.
     """
     if shaper not in SHAPERS:
         raise BadInput("--shaper", shaper, f"it has to be one of {', '.join(SHAPERS)}")

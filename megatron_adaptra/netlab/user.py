@@ -1,4 +1,4 @@
-"""Who called sudo: a laboratory needs root, its commands and their files do not."""
+"""The user who called sudo: a laboratory needs root, its commands and their files do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bits, of linux/cap
 
 
 class User(NamedTuple):
-    """`name` and `home` are empty for a user whom this machine does not know."""
+    """A user has numbers, and a `name` and `home` that are empty if this machine lacks them."""
 
     uid: int
     gid: int
@@ -21,8 +21,8 @@ class User(NamedTuple):
     home: str = ""
 
     def become(self) -> dict[str, str]:
-        """Make this process, root's, this user's; the variables that say so. Raises OSError."""
-        os.fchown(1, self.uid, self.gid)  # /dev/stdout can be opened only by who owns it
+        """Turn root's process into this user's; return variables with its name. Raises OSError."""
+        os.fchown(1, self.uid, self.gid)  # only its owner can open /dev/stdout
         if self.name:
             os.initgroups(self.name, self.gid)
         else:
@@ -34,12 +34,12 @@ class User(NamedTuple):
 
 
 def missing_capabilities() -> list[str]:
-    """What this process lacks of root's rights to make networks, by name."""
+    """Return the names of the capabilities that this process lacks to make networks."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
     except (OSError, StopIteration, ValueError):
-        return []  # the kernel will say it
+        return []  # the kernel's error will name them
     return [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
 
 

@@ -31,15 +31,15 @@ from megatron_adaptra.ir.timeline import Message, Span, Timeline
 
 _COMPUTE, _SEND, _POST = range(3)
 _MOVES = {Kind.SEND_F: _SEND, Kind.SEND_B: _SEND, Kind.POST_F: _POST, Kind.POST_B: _POST}
-# What, op, seconds (of compute; of the word that a post sends), message it needs or moves (or -1),
-# whom a send goes to (else -1).
+# Action, op, seconds (of compute, or of the word that a post sends), the message that it needs or
+# moves (or -1), the target of a send (or -1).
 Step = tuple[int, Op, float, int, int]
-_WAITED = 1 << 60  # and a worker, where else is a message: what it has waited for before computing
+_WAITED = 1 << 60  # plus a worker, in place of a message: its wait before computing ends
 _LinkCosts = tuple[float, float, tuple[Hashable, ...]]
 
 
 def simulate(program: Program, costs: Costs, sends: str = "eager") -> Timeline:
-    """The predicted Timeline.
+    """Return the predicted Timeline.
 
     Args:
         program: of one replica or of several.
@@ -47,7 +47,7 @@ def simulate(program: Program, costs: Costs, sends: str = "eager") -> Timeline:
         sends: "eager" or "rendezvous".
 
     Raises:
-        BadInput: another word, or costs of another number of workers.
+        BadInput: `sends` is another word, or `costs` are of another number of workers.
         ScheduleError: the program cannot finish.
     """
     if sends not in SENDS:
@@ -110,7 +110,7 @@ class Clock:
         self.sent: dict[int, tuple[int, Op, int]] = {}  # rendezvous: sent, the word not yet there
         self.wanted: set[int] = set()  # rendezvous: the word is there
         self.links: dict[tuple[int, int], _LinkCosts] = {}
-        self.free: dict[Hashable, float] = {}  # what its last message has left: links, ports
+        self.free: dict[Hashable, float] = {}  # by link or port: when its last message has left
 
     def run(self) -> float:
         """Seconds to the end of the last op. Raises ScheduleError where some never run."""
@@ -178,12 +178,12 @@ class Clock:
         self.at[worker] = i
 
     def compute(self, worker: int) -> None:
-        """What the op that `worker` is at has to wait for is over: it needs a core now."""
+        """Start the op of `worker` on a core: its wait before computing is over."""
         seconds = self.lines[worker][self.at[worker]][2] * self.computes[worker]
         heappush(self.running, (self.virtual + seconds, worker))
 
     def allow(self, message: int) -> None:
-        """The word that the receive of the message numbered `message` is posted is there."""
+        """Let message number `message` leave once it is sent: its receive is known to be posted."""
         self.wanted.add(message)
         if message in self.sent:
             self.depart(*self.sent.pop(message), message)
@@ -213,7 +213,7 @@ class Clock:
 
 
 def _link_costs(costs: Costs, source: int, target: int) -> _LinkCosts:
-    """Of one message: seconds on the wire, delay, and the ports that it holds meanwhile."""
+    """Return a message's seconds on the wire, its delay, and the ports that it occupies."""
     ways = ((source, "out"), costs.port(source)), ((target, "in"), costs.port(target))
     narrow = tuple((port, seconds) for port, seconds in ways if seconds > 0)
     wire = max([costs.wire(source, target), *(seconds for _, seconds in narrow)])

@@ -2,9 +2,8 @@
 
 A message takes its bytes' time of the sender's port, and of the receiver's, which need not wait for
 its last byte (cut through). A sender's port serves its connections in turn, a message of each, or
-so many bytes of it; a receiver's port, what comes in the order in which it does. What waits there,
-or on a slow path between two ports, holds up no other rank.
-Additions take no time.
+so many bytes of it; a receiver's port serves messages in the order in which they come. Messages
+that wait there, or on a slow path between two ports, hold up no other rank. Additions take no time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from megatron_adaptra.ir.conditions import HEALTHY, LinkState
 
 @dataclass(frozen=True)
 class Ports:
-    """What the ranks' ports do.
+    """A Ports describes the rates, delays and costs of the ranks' ports.
 
     Args:
         out: bytes per second that each rank can send in all; inf: no limit.
@@ -35,7 +34,7 @@ class Ports:
             other paths do not share. Jitter is not used.
 
     Raises:
-        BadInput: rates, delay, cost or turn that no port has, or a path that there is not.
+        BadInput: a rate, delay, cost or turn is out of range, or there is no such path.
     """
 
     out: tuple[float, ...]
@@ -75,7 +74,7 @@ class Ports:
         turn: float = math.inf,
         paths: Mapping[tuple[int, int], LinkState] | None = None,
     ) -> Ports:
-        """With the same `rates` both ways; `delay`, `cost`, `turn`, `paths`: as for Ports."""
+        """Return Ports of `rates` both ways; `delay`, `cost`, `turn`, `paths`: as for Ports."""
         return cls(tuple(rates), tuple(rates), delay, cost, turn, paths or {})
 
 
@@ -128,7 +127,7 @@ class CollectiveRun:
 def run_on_ports(
     plan: CollectivePlan, nbytes: int, ports: Ports, arrivals: Sequence[float] = ()
 ) -> CollectiveRun:
-    """When each message of `plan` crosses, and when each rank ends.
+    """Return when each message of `plan` crosses, and when each rank ends.
 
     Args:
         plan: for as many ranks as there are ports.
@@ -164,7 +163,7 @@ class _Run:
         self._began: dict[tuple[int, int, int], float] = {}  # source, target, tag: first part
         self._there: set[tuple[int, int, int]] = set()  # the same of those that are whole
         # Time, order of making, and a rank to go on with, or one whose port is free (~rank), or
-        # what is at its target's port.
+        # a part that is at its target's port.
         self._events: list[tuple[float, int, int | _Part]] = []
         self._made = 0
         self._transfers: list[Transfer] = []
@@ -206,7 +205,7 @@ class _Run:
         self._ends[rank] = max(self._ends[rank], now)
 
     def _send(self, now: float, rank: int, op: CollectiveOp) -> None:
-        """What a line sends waits in turn; the line goes on."""
+        """Queue the messages of the send `op`, one per target; the line goes on."""
         for target in op.ranks:
             self._queues[rank].setdefault(target, deque()).append(_Sending(op))
         if not self._sends[rank]:
@@ -245,7 +244,7 @@ class _Run:
         self._schedule(first, _Part(message, nbytes, last))
 
     def _receive(self, now: float, part: _Part) -> None:
-        """It comes to the port of the target, or is there."""
+        """Pass a `part` through its target's port, or deliver a message that has passed."""
         message = part.message
         source, target, op = message.source, message.target, message.op
         name = source, target, op.tag

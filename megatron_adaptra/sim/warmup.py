@@ -1,4 +1,4 @@
-"""The clock of warmup schedules: what `simulate` says of them, to the last bit, but far sooner.
+"""The clock of warmup schedules: the seconds of `simulate`, to the last bit, but far sooner.
 
 A stage runs `depth` forwards, then backward and forward in turn, then the backwards that are left.
 With a device per stage, the order of all this is known beforehand, so one pass over the ops
@@ -35,12 +35,12 @@ class WarmupClock:
         self.lines: dict[tuple[int, tuple[int, ...]], list[Step]] = {}
 
     def seconds(self, depths: Sequence[int]) -> float:
-        """`depths`: 1 to microbatches, never increasing towards the last stage."""
+        """Return the seconds for `depths`: 1 to microbatches, never rising from stage to stage."""
         return self._by_events(depths) if self.contended else self._one_pass(depths)
 
     @property
     def cost_factor(self) -> int:
-        """About how many times the quickest case an op costs here (measured)."""
+        """The time per op of this clock, measured, in multiples of its quickest case."""
         return 10 if self.contended else 2 if self.rendezvous else 1
 
     def _one_pass(self, depths: Sequence[int]) -> float:
@@ -101,7 +101,7 @@ class WarmupClock:
         return max(now) + self.conditions.step_seconds
 
     def _by_events(self, depths: Sequence[int]) -> float:
-        """Cores and ports that are shared; the lines of a stage are compiled once."""
+        """Run the event queue, for shared cores or ports; each line is compiled once."""
         lines = []
         for s, depth in enumerate(depths):
             around = tuple(depths[max(0, s - 1) : s + 2]) if self.rendezvous else (depth,)
@@ -116,7 +116,7 @@ class WarmupClock:
         return Clock(lines, self.conditions, self.rendezvous).run() + self.conditions.step_seconds
 
     def _link(self, source: int, target: int) -> tuple[float, float, float]:
-        """Of a message: the delay, the seconds on the wire, and the delay of the word back."""
+        """Return a message's delay, its seconds on the wire, and the delay of the word back."""
         c = self.conditions
         delay, back = c.link(source, target).delay, c.link(target, source).delay
         return delay, c.wire(source, target), back

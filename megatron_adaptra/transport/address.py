@@ -1,6 +1,6 @@
-"""At which address this process listens, so that the other hosts reach it and nobody else does.
+"""The address at which this process listens, so that other hosts reach it and nobody else does.
 
-And whether the interface that has it works: what fails here is no fault of a peer.
+A fault of the interface with that address is found here, too, so that no peer is blamed for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _UP, _RUNNING = 0x1, 0x40
 
 
 def local_address(gpu: bool = False) -> str:
-    """That of GLOO_SOCKET_IFNAME's first interface, else the one that faces MASTER_ADDR.
+    """Return the address of GLOO_SOCKET_IFNAME's first interface, else that facing MASTER_ADDR.
 
-    For messages of a `gpu` NCCL_SOCKET_IFNAME comes second. Raises OSError where there is none.
+    NCCL_SOCKET_IFNAME comes second for messages of a `gpu`. Raises OSError where there is none.
     """
     names = named_for_gloo()
     words = os.environ.get("NCCL_SOCKET_IFNAME", "")
@@ -51,9 +51,9 @@ def address_of(interface: str) -> str:
 
 
 def chosen_by_nccl(words: str, names: Sequence[str]) -> list[str]:
-    """Which of the interfaces `names` NCCL takes, in their order, if NCCL_SOCKET_IFNAME is `words`.
+    """Return the interfaces of `names`, in order, that NCCL takes if NCCL_SOCKET_IFNAME is `words`.
 
-    Beginnings of names; after "=" whole ones, after "^" those to leave out, after "^=" both.
+    `words` are how names begin; after "=" whole names, after "^" those to leave out, "^=" both.
     """
     without, words = words.startswith("^"), words.removeprefix("^")
     exact, words = words.startswith("="), words.removeprefix("=")
@@ -66,7 +66,7 @@ def chosen_by_nccl(words: str, names: Sequence[str]) -> list[str]:
 
 
 def _with_address(words: str) -> str:
-    """The address of the first such interface that has one; empty for none."""
+    """Return the address of the first interface that `words` choose and that has one, or empty."""
     names = chosen_by_nccl(words, [name for _, name in socket.if_nameindex()])
     return next(filter(None, map(address_of, names)), "")
 

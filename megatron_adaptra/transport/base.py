@@ -1,4 +1,4 @@
-"""What every point-to-point engine offers: tagged messages that never hold the sender.
+"""The interface of every point-to-point engine: tagged messages that never block the sender.
 
 Messages are matched by tag, not by order. Every message carries the moment it was sent, so that
 the receiver can distinguish a slow link from a late sender (`Stamps`). Clocks: CLOCK_MONOTONIC.
@@ -14,7 +14,7 @@ Buffer = Any  # contiguous memory: a torch tensor, or in tests anything memoryvi
 
 @dataclass(frozen=True)
 class Traits:
-    """What a transport can do.
+    """A Traits describes the abilities of a transport.
 
     `rendezvous`: nothing moves before the receive is posted. `memory`: where messages may be, as
     torch names devices.
@@ -27,7 +27,7 @@ class Traits:
 
 @dataclass
 class Stamps:
-    """Seconds on the monotonic clock; 0.0 for what has not happened.
+    """Moments of a message in seconds of the monotonic clock; 0.0 for one that is still to come.
 
     `sent` on the sender's clock; `posted` and `completed` on the receiver's; `wanted` when compute
     first asked for the message. `eager`: it moved when it was sent, and so may be there before its
@@ -58,7 +58,7 @@ class Work(Protocol):
     stamps: Stamps
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
         ...
 
     def wait(self, timeout: float) -> Stamps:

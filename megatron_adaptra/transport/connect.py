@@ -1,4 +1,4 @@
-"""Connections of gloo, at the least that a process can spend on them; and of torch's store.
+"""Connections of gloo with the fewest threads and descriptors, and of torch's store.
 
 A gloo group as torch makes it has a device of its own (a thread, a port that listens, and four
 descriptors) and two threads that serve collectives. For messages alone no such thread is needed,
@@ -29,7 +29,7 @@ def store_connection() -> Any:
 
 
 def new_devices() -> list[Any]:
-    """Of torch's kind: for each interface that GLOO_SOCKET_IFNAME names, else by the host's name.
+    """Create gloo devices: one per interface in GLOO_SOCKET_IFNAME, else one by the host's name.
 
     GLOO_DEVICE_TRANSPORT and its certificates count here as in torch's own groups.
     """
@@ -40,7 +40,7 @@ def new_devices() -> list[Any]:
 
 
 def interfaces() -> str:
-    """Those of `new_devices`, joined by `+`; empty where the host's name is none of its own."""
+    """Return `new_devices`' interfaces, joined by `+`; empty if the host's name is unknown."""
     if names := named_for_gloo():
         return "+".join(names)
     with contextlib.suppress(OSError):
@@ -75,17 +75,17 @@ def torch_waits(group: Any = None) -> float:
 
 
 def patience(seconds: float) -> float:
-    """How long to wait for a rank until that ends the job: `seconds`, but no less than torch.
+    """Return the seconds to wait for a rank before the job ends: `seconds`, but no less than torch.
 
-    What it takes to name the rank is added.
+    The time that it takes to find out which rank is missing is added.
     """
     return min(max(seconds, torch_waits()) + waits.CHAIN, waits.FOREVER)
 
 
 class Pairs:
-    """What is a group to a FlatAllGather, with connections between some of its members only.
+    """A Pairs serves a FlatAllGather as its group; only some of its members have connections.
 
-    `rank`: of this member. `backends`: by member, a backend of these two, the lower one first.
+    `rank`: this member's. `backends`: by member, a backend of the two, the lower one first.
     """
 
     def __init__(self, rank: int, backends: Mapping[int, Any]) -> None:

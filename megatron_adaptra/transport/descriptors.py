@@ -10,10 +10,10 @@ import resource
 from collections import Counter
 from collections.abc import Sequence
 
-DEVICE = 5  # of a device of gloo, at most
-# Of a rank to its neighbours: two links, both ways, both kinds of message, and what measures links.
+DEVICE = 5  # descriptors of a gloo device, at most
+# From a rank to its neighbours: two links, both ways, both kinds of message, and measuring links.
 LINKS = 8 * (1 + DEVICE) + 2
-SPARE = 128  # that are left alone: for data, checkpoints, other libraries
+SPARE = 128  # that are kept free: for data, checkpoints, other libraries
 _PLENTY = 1 << 30  # where there is no limit
 
 

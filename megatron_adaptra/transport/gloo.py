@@ -40,7 +40,7 @@ _LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
 
 @dataclass(frozen=True)
 class GlooLink:
-    """One direction of a link: its group, and who is at the other end."""
+    """One direction of a link: its group, and the name of the other end."""
 
     group: Any  # a c10d backend of two ranks
     group_rank: int
@@ -107,7 +107,7 @@ class GlooTransport(Transport):
 
     @property
     def two_way(self) -> bool:
-        """Whether one connection serves both ways of a link."""
+        """True where one connection serves both ways of a link."""
         return any(self._out.get(p) is inbox.link for p, inbox in self._inboxes.items())
 
     def add(self, outgoing: Mapping[int, GlooLink], incoming: Mapping[int, GlooLink]) -> None:

@@ -1,4 +1,4 @@
-"""What carries everything between the processes of a job: gloo, or our own engine.
+"""The wire between the processes of a job: gloo, or our own engine, carries everything.
 
 A Wire opens transports and, for small collectives, groups. Over the engine all of them share one
 endpoint; over gloo each has connections of its own.
@@ -43,7 +43,7 @@ class Wire(ABC):
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
     ) -> Transport:
-        """A pipeline's transport over `links`, of which stage i is `ranks[i]`.
+        """Return the transport of a pipeline over `links`; its stage i is `ranks[i]`.
 
         `device`: where messages are.
         """
@@ -62,26 +62,26 @@ class Wire(ABC):
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> Transport:
-        """For what only measures `links`, both ways of each; the rest as for `transport`."""
+        """Return a transport to measure `links` with, both ways; the rest as for `transport`."""
 
     @abstractmethod
     def control(self, name: str, ranks: Sequence[int]) -> Transport:
-        """Between `ranks[0]` and each other one, both ways."""
+        """Return a transport between `ranks[0]` and each other one, both ways."""
 
     @abstractmethod
     def mesh(self, name: str, ranks: Sequence[int]) -> Transport:
-        """Between all of `ranks`, both ways."""
+        """Return a transport between all of `ranks`, both ways."""
 
     @abstractmethod
     def group(self, name: str, ranks: Sequence[int], timeout: float) -> Any:
-        """What a FlatAllGather between `ranks` takes for its group.
+        """Return the group for a FlatAllGather between `ranks`.
 
         `timeout`: seconds for the others to come, then PeerLost.
         """
 
     @abstractmethod
     def through(self, rank: int) -> str:
-        """What of this host messages from and to `rank` go through now.
+        """Return the interface or the ports here that messages from and to `rank` go through.
 
         An interface, RDMA ports joined by `+`, or `memory`; empty where that is not known.
         """
@@ -92,7 +92,7 @@ class Wire(ABC):
 
 
 class GlooWire(Wire):
-    """torch's gloo. `devices`: of all but a pipeline's links, which have their own.
+    """A wire of torch's gloo. `devices`: for all but a pipeline's links, which have their own.
 
     `name`, `ranks`: as for Wire.
     """

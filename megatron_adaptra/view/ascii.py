@@ -14,7 +14,7 @@ Piece = tuple[str, Bar | None]  # characters, and the bar that they show
 
 
 def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
-    """One line per row, one character per slice of time; no line is wider than `width`.
+    """Draw one line per row, one character per slice of time; no line is wider than `width`.
 
     A bar is its text, filled up by category (`F3--`, `B3====`), or a shorter one where there is no
     room. Each has at least one character, so short bars can push later ones to the right; a row
@@ -58,7 +58,7 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
 
 
 def ascii_legend(gantt: Gantt, colour: bool = False) -> str:
-    """What the letters and fillings of `ascii_gantt` mean; `colour` as there."""
+    """Explain the letters and fillings of `ascii_gantt` in a line of text; `colour`: as there."""
     paint = _painted if colour else _plain
     parts = []
     for category in categories_in([gantt]):
@@ -78,7 +78,7 @@ def ascii_legend(gantt: Gantt, colour: bool = False) -> str:
 
 
 def _fit(row: list[Piece], cells: int) -> list[Piece]:
-    """The row with as many characters as there are cells."""
+    """Cut or fill the row to as many characters as there are cells."""
     room, out = cells, []
     for words, bar in row:
         out.append((words[:room], bar))
@@ -90,7 +90,7 @@ def _fit(row: list[Piece], cells: int) -> list[Piece]:
 
 
 def _box(bar: Bar, size: int) -> str:
-    """The longest text that fits, else the last."""
+    """Return the bar's first text that fits, else the last, filled up to `size` characters."""
     texts = bar.plain or (bar.label, bar.label[:1])
     text = next((text for text in texts if len(text) <= size), texts[-1])
     return text.ljust(size, bar.category.filling)
@@ -101,7 +101,7 @@ def _plain(words: str, bar: Bar | None, stripe: str | None = None) -> str:
 
 
 def _painted(words: str, bar: Bar | None, stripe: str | None = None) -> str:
-    """Dark on the bar's colour, or bold in its stripe's; the fillings are not needed then."""
+    """Write dark on the bar's colour, or bold in its stripe's; blanks replace the fillings."""
     if bar is None:
         return words.replace(IDLE, " ")
     words = words.replace(bar.category.filling, " ")
@@ -114,7 +114,7 @@ def _painted(words: str, bar: Bar | None, stripe: str | None = None) -> str:
 
 
 def _ruler(seconds: float, cells: int) -> str:
-    """Times in ms under the cells they belong to; one that finds no room is left out."""
+    """Return a line of times in ms under their cells, without those that find no room."""
     line = ""
     for tick in ticks(1e3 * seconds, max(2, cells // 12)):
         at = round(tick / (1e3 * seconds) * cells) if seconds else 0

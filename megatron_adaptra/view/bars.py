@@ -1,4 +1,4 @@
-"""What a picture of time shows, whatever draws it: bars on rows, and arrows between rows."""
+"""The content of a picture of time, for all renderers: bars on rows, and arrows between rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from megatron_adaptra.view.theme import lighter
 
 
 class Category(NamedTuple):
-    """What bars of one colour have in common.
+    """A category groups the bars of one colour.
 
     Args:
-        name: what they show, for the legend.
+        name: what the bars show, for the legend.
         fill: their colour, `#rrggbb`.
         filling: in a picture of text, the character that fills a bar.
         sample: in a picture of text, what stands in the bar of the legend.
@@ -29,18 +29,18 @@ class Category(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """What was done on one row.
+    """A bar shows a piece of work on one row.
 
     Args:
         row: number of the row, from 0 at the top.
-        label: its name, short.
+        label: the short name of the work.
         start, end: seconds.
         category: gives the colour.
-        title: its name in full, shown when pointed at.
+        title: the full name of the work, shown when pointed at.
         inside: what is written in the bar: the first of these that fits.
         plain: the same where no colour shows the category; the last one always fits.
         shade: 0, or by how many steps the colour is lighter than the category's.
-        owner: the group of rows whose work it is, where that is not its row's own.
+        owner: the group of rows that the work belongs to; None for the group of its own row.
         details: what else a trace shows, by name.
 
     `title`, `inside` and `plain` follow from `label` where they are empty.
@@ -60,7 +60,7 @@ class Bar:
 
     @property
     def fill(self) -> str:
-        """Its colour."""
+        """The bar's colour."""
         return lighter(self.category.fill, self.shade)
 
 
@@ -73,8 +73,8 @@ class Arrow(NamedTuple):
         sent: when it left the source, in seconds.
         arrived: when the target had it, in seconds.
         posted: when the receive was posted, in seconds; None where that was not measured.
-        joins: indices, in the Gantt's bars, of those that made and used it; None where one of the
-            two is not there.
+        joins: indices, in the Gantt's bars, of the bars that made and used the message; None where
+            one of the two is missing.
     """
 
     source: int
@@ -87,7 +87,7 @@ class Arrow(NamedTuple):
 
 
 class Shading(NamedTuple):
-    """What lighter bars mean: `name` is what shades count, shown in the colours of `category`.
+    """A shading explains lighter bars: shades of the colour of `category` are numbers of `name`.
 
     In a picture of text `samples` stand for `meaning`.
     """
@@ -166,31 +166,31 @@ class Gantt:
 
     @property
     def length(self) -> float:
-        """Where the mark stands, in seconds from the first start."""
+        """The place of the mark, in seconds from the first start."""
         return self.makespan if self.finish is None else self.finish
 
     def row_name(self, row: int) -> str:
-        """What stands beside that `row`."""
+        """Return the name that stands beside that `row`, such as `stage 0`."""
         return f"{self.noun} {self.short_name(row)}".lstrip()
 
     def short_name(self, row: int) -> str:
-        """The same of `row`, without the noun."""
+        """Return the name of `row` without the noun."""
         return self.names[row] if self.names else str(row)
 
     def row_title(self, row: int) -> str:
-        """The same of `row`, and what is unusual about it."""
+        """Return the name of `row`, and what is unusual about it."""
         return ", ".join(filter(None, (self.row_name(row), self.notes.get(row))))
 
     def stripe(self, bar: Bar | None) -> str | None:
-        """The colour of the group whose work the `bar` is, where that is another row's."""
+        """Return the colour of the group that owns the `bar`'s work; None for its row's own."""
         if bar is None or bar.owner is None or self.groups is None:
             return None
         return self.groups.colours[bar.owner]
 
     def starts_group(self, row: int) -> bool:
-        """Whether the `row` is the first of its group, but not of all."""
+        """Return whether the `row` is the first of its group, except for row 0."""
         return row > 0 and self.groups is not None and row % self.groups.size == 0
 
     def owners(self) -> list[int]:
-        """The groups whose work is done on rows of others."""
+        """Return the groups whose work is done on rows of other groups."""
         return sorted({bar.owner for bar in self.bars if bar.owner is not None})

@@ -1,4 +1,4 @@
-"""What charts show, whatever draws them: values, colours, and where the axes end."""
+"""The content of charts, for all renderers: values, colours, and the ends of the axes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Series(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at an iteration: a replan."""
+    """A mark shows an event at an iteration, such as a replan."""
 
     iteration: int
     title: str
 
 
 def known(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    """Index and value of those of `values` that are finite numbers."""
+    """Return index and value of the finite numbers among `values`."""
     return [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
 
 
 def scale_top(series: Sequence[Series]) -> float:
-    """The highest value after the first iteration, which pays for start-up; or the highest."""
+    """Return the highest value after the first iteration, which pays for start-up; else of all."""
     points = [point for line in series for point in known(line.values)]
     later = [value for i, value in points if i > 0]
     return max(later or [value for _, value in points], default=0.0)
@@ -69,18 +69,18 @@ class XYChart:
     note: str = ""
 
     def x_range(self) -> tuple[float, float]:
-        """With some room to either side, so that no dot stands on the edge."""
+        """Return the ends of the x axis, with room on either side, so no dot stands on the edge."""
         xs = [x for curve in self.curves for x, _ in curve.points] + list(self.x_names)
         low, high = min(xs, default=0.0), max(xs, default=1.0)
         room = 0.05 * (high - low) or 0.5
         return low - room, high + room
 
     def top(self) -> float:
-        """Where the y axis ends; it starts at 0."""
+        """Return the end of the y axis, which starts at 0."""
         return round_up(1.02 * max((y for c in self.curves for _, y in c.points), default=0.0))
 
     def x_ticks(self) -> list[tuple[float, str]]:
-        """Value and label."""
+        """Return value and label of each tick."""
         if self.x_names:
             return sorted(self.x_names.items())
         low, high = self.x_range()

@@ -28,19 +28,19 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a picture shows.
+    """A drawing holds a Gantt, and the words and figures around it.
 
     Args:
-        name: of what is drawn, such as a policy.
-        job: what was planned for, in a sentence; empty for none.
+        name: of the subject, such as a policy.
+        job: the planned job, in a sentence; empty for none.
         why: why it was planned so, in a sentence.
         gantt: its bars.
         bound: seconds that nothing beats; None where that is not known.
         title: stands over the Gantt on a page.
-        figures: the most important ones, as text, each with what it is: `("12 ms", "a step")`.
-        table: the others, on a page alone; None for none.
-        length: seconds of what it is about, where the Gantt shows something longer beside it; None
-            for the Gantt's own.
+        figures: the most important ones, as text, each with its meaning: `("12 ms", "a step")`.
+        table: the other figures, shown on a page only; None for none.
+        length: seconds of the subject, where the Gantt shows something longer beside it; None for
+            the Gantt's own.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Drawing:
         return 1.02 * self.gantt.makespan or 1.0
 
     def headline(self) -> str:
-        """How long it takes, and how far that is from the bound."""
+        """Return the name, the length, and how many times the lower bound that is."""
         length = self.gantt.makespan if self.length is None else self.length
         text = f"{self.name}: {ms(length)}"
         if self.bound:
@@ -93,7 +93,7 @@ def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
 
 
 def _wide(width: int) -> str | None:
-    """A picture that is wider than asked for by default is scrolled and not made to fit."""
+    """Return the style that lets a page scroll a picture wider than WIDTH; None for others."""
     return f"min-width:{width}px" if width > WIDTH else None
 
 

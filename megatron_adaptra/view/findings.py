@@ -1,4 +1,4 @@
-"""What a report says, in words and numbers, whatever of it is missing: shared by page and PNG."""
+"""The words and numbers of a report, even of an incomplete one: shared by page and PNG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
-COLUMNS = 8  # stages that get a column each; more become one of ranges
+COLUMNS = 8  # stages that get a column each; more stages share one column of ranges
 _MEMORY = (
     ("budget", "budget"),
     ("predicted_peak", "predicted peak"),
@@ -64,12 +64,12 @@ def key_phase(report: Report) -> str | None:
 
 
 def phases(report: Report) -> list[str]:
-    """Their names."""
+    """Return the names of the phases."""
     return list(report.phases) or [p for p in [key_phase(report)] if p]
 
 
 def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
-    """Of `phase`, the time that the summary gives, else the median of its iterations."""
+    """Return the summary's ms in `phase`, else the median of its iterations; None for neither."""
     given = mapping(mapping(_arm(report, arm.name).get("phases")).get(phase))
     stated = value(given.get("iteration_ms"))
     if stated is not None:
@@ -80,21 +80,21 @@ def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
 
 
 def ratio(report: Report, phase: str) -> float | None:
-    """How many times as fast Adaptra runs in `phase`."""
+    """Return how many times as fast Adaptra runs in `phase`."""
     times = {arm.name: phase_ms(report, arm, phase) for arm in report.arms}
     stock, adaptra = times.get("stock"), times.get("adaptra")
     return stock / adaptra if stock and adaptra else None
 
 
 def speedup(report: Report) -> float | None:
-    """How many times as fast Adaptra runs in the phase the headline is about."""
+    """Return how many times as fast Adaptra runs in the phase that the headline is about."""
     stated = value(report.summary.get("speedup_slow"))
     phase = key_phase(report)
     return stated if stated is not None else ratio(report, phase) if phase else None
 
 
 def slow_parts(report: Report) -> list[str]:
-    """What got slow, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1; port 2."""
+    """Name slow parts, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1; port 2."""
     parts = []
     for key, noun in (
         ("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"),
@@ -108,13 +108,13 @@ def slow_parts(report: Report) -> list[str]:
 
 
 def late_ranks(report: Report) -> list[str]:
-    """What came late, such as: rank 2; ranks 1 and 2."""
+    """Name the ranks that came late, such as: rank 2; ranks 1 and 2."""
     given = [str(one).partition(":")[0] for one in listing(config(report).get("late_ranks"))]
     return [f"rank{'s' if len(given) > 1 else ''} {' and '.join(given)}"] if given else []
 
 
 def slow_noun(summary: Mapping[str, Any]) -> str:
-    """What got slow, or late: slow link, path, worker, replica or port, or late rank.
+    """Return the noun for the cause: slow link, path, worker, replica or port, or late rank.
 
     `summary`: what summary.json holds.
     """
@@ -127,7 +127,7 @@ def slow_noun(summary: Mapping[str, Any]) -> str:
 
 
 def headline(report: Report) -> str:
-    """What came out, in one line."""
+    """Return the result in one line: the speed-up, and what was slow or late meanwhile."""
     times = speedup(report)
     if times is None:
         return report.title
@@ -163,7 +163,7 @@ def setting(report: Report) -> str:
 
 
 def _changes(c: Mapping[str, Any]) -> list[str]:
-    """What the settings `c` made slow, and how slow."""
+    """Describe what the settings `c` made slow or late, and by how much."""
     out, delay = [], value(c.get("delay_ms"))
     names = [str(link).replace("-", "–") for link in listing(c.get("slow_links"))]
     rules = ", ".join(map(str, listing(c.get("emulate_link"))))
@@ -193,7 +193,7 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
 
 
 def comparisons(report: Report) -> list[tuple[str, bool]]:
-    """What was proved equal, or found different; what was not compared is left out."""
+    """Return a sentence on each comparison of the arms, and whether its result is fine."""
     out = []
     for what, words, good in equalities(report.summary):
         out.append((f"{what.capitalize()} {words}", good))
@@ -201,7 +201,7 @@ def comparisons(report: Report) -> list[tuple[str, bool]]:
 
 
 def equalities(summary: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """Of losses and of parameters: which, how equal they are in both arms, whether that is fine.
+    """Return for losses and parameters: name, how equal the arms are, whether that is fine.
 
     `summary`: what summary.json holds.
     """
@@ -222,7 +222,7 @@ def equalities(summary: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Measured and, beneath it, predicted, arm by arm; two missing ones leave no trace."""
+    """Return each arm's measured and predicted timeline; an arm without both is left out."""
     out = []
     for arm in report.arms:
         if arm.measured is not None or arm.predicted is not None:
@@ -242,12 +242,12 @@ def common_seconds(report: Report) -> float:
 
 
 def compared(report: Report) -> Mapping[str, Any]:
-    """Which plan the prediction is of, and in which iterations it ran; empty if not known."""
+    """Return the plan that was predicted, and the iterations it ran in; empty if not known."""
     return mapping(report.summary.get("compared"))
 
 
 def predicted_and_measured(report: Report, arm: ArmReport) -> tuple[float | None, float | None]:
-    """Milliseconds of an iteration under the plan compared; from the summary, else as drawn."""
+    """Return both ms of an iteration under the plan compared: the summary's, else those drawn."""
     given = _arm(report, arm.name)
     stated = value(given.get("predicted_slow_ms")), value(given.get("measured_slow_ms"))
     drawn = (None if t is None else 1e3 * t.iteration for t in (arm.predicted, arm.measured))
@@ -256,7 +256,7 @@ def predicted_and_measured(report: Report, arm: ArmReport) -> tuple[float | None
 
 
 def error(report: Report, arm: ArmReport) -> str:
-    """How far what was measured is off the prediction; empty where one is missing."""
+    """Return how far the measurement is off the prediction; empty where one is missing."""
     predicted, measured = predicted_and_measured(report, arm)
     if not predicted or measured is None:
         return ""
@@ -264,12 +264,12 @@ def error(report: Report, arm: ArmReport) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What has to be known to read the figures right."""
+    """Return the notes that explain the figures."""
     return [str(note) for note in listing(report.summary.get("notes"))]
 
 
 def peak_in_flight(report: Report, arm: ArmReport) -> str:
-    """Per stage; from the summary, else from a timeline."""
+    """Return the peak of microbatches per stage, from the summary, else from a timeline."""
     stated: Sequence[Any] = listing(_arm(report, arm.name).get("peak_in_flight"))
     timeline = arm.measured or arm.predicted
     if not stated and timeline is not None:
@@ -278,7 +278,7 @@ def peak_in_flight(report: Report, arm: ArmReport) -> str:
 
 
 def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
-    """What the most microbatches in flight of `arm` take, per stage; empty where not known.
+    """Return the bytes of the peak of microbatches of `arm`, per stage; empty where not known.
 
     `summary`: what summary.json holds.
     """
@@ -292,7 +292,7 @@ def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
 def memory_table(
     summary: Mapping[str, Any], most: int = COLUMNS
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """What activations may take, should have taken, and took: columns, and rows of name and cells.
+    """Return columns and rows (name, cells) of activations: budget, predicted and measured peak.
 
     A column per stage, or worker, or one for all where there are more than `most`. `summary`: what
     summary.json holds.
@@ -318,12 +318,12 @@ def memory_table(
 
 
 def row_noun(summary: Mapping[str, Any]) -> str:
-    """What lists of a `summary` are of: workers where replicas have one plan, else stages."""
+    """Return the noun of a `summary`'s lists: worker where replicas have one plan, else stage."""
     return "worker" if listing(summary.get("workers")) else "stage"
 
 
 def _known(data: object) -> list[float]:
-    """The numbers that `data` is a list of; empty where one of them is none."""
+    """Return the numbers in the list `data`; empty where one of its values is no number."""
     numbers = [value(one) for one in listing(data)]
     known = [one for one in numbers if one is not None]
     return known if len(known) == len(numbers) else []
@@ -358,7 +358,7 @@ def replan_marks(report: Report) -> list[Mark]:
 
 
 def time_series(report: Report) -> list[Series]:
-    """One line per arm."""
+    """Return a line of iteration times per arm."""
     return [
         Series(arm.name, arm.iteration_ms, arm_colour(arm.name, i))
         for i, arm in enumerate(report.arms)
@@ -367,15 +367,15 @@ def time_series(report: Report) -> list[Series]:
 
 
 def _goes_back(source: str, target: str) -> bool:
-    """Whether a link, between stages or workers, leads to an earlier stage."""
+    """Return whether a link, between stages or workers, leads to an earlier stage."""
     here, there = (name.rpartition(".")[2] for name in (source, target))
     return int(here) > int(there) if here.isdecimal() and there.isdecimal() else here > there
 
 
 def delay_series(report: Report) -> list[Series]:
-    """One line per directed link, the way back dashed.
+    """Return a line of delays per directed link, the way back dashed.
 
-    Grey under one name are the quiet ones, and all but the MOST_NAMED with the highest peaks.
+    Quiet links, and all but the MOST_NAMED with the highest peaks, are grey under one name.
     """
     links = {name: values for name, values in report.link_delay_ms.items() if known(values)}
     peaks = {name: max(v for _, v in known(values)) for name, values in links.items()}

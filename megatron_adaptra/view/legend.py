@@ -1,4 +1,4 @@
-"""What the colours of Gantts mean: the categories and the lines that occur in them."""
+"""Legends of Gantts: the meaning of the colours and lines that occur in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOW = 0.008  # a message under way for this share of the scale is drawn
 
 
 class Key(NamedTuple):
-    """One entry: boxes of these colours, or a line."""
+    """A key shows one entry of a legend: boxes of these colours, or a line."""
 
     words: str
     fills: tuple[str, ...]
@@ -20,12 +20,12 @@ class Key(NamedTuple):
 
 
 def slow_messages(gantt: Gantt, seconds: float) -> list[Arrow]:
-    """The messages worth a line on an axis of `seconds`; the others would stand upright."""
+    """Return the messages slow enough for a line on an axis of `seconds`; others look upright."""
     return [arrow for arrow in gantt.arrows if arrow.arrived - arrow.sent >= SLOW * seconds]
 
 
 def categories_in(gantts: Sequence[Gantt]) -> list[Category]:
-    """Those of the bars of all `gantts`, in the order of a legend."""
+    """Return the categories that bars of the `gantts` have, in the order of a legend."""
     used = {bar.category for gantt in gantts for bar in gantt.bars}
     known = dict.fromkeys(category for gantt in gantts for category in gantt.categories)
     return [category for category in known if category in used]

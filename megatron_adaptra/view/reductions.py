@@ -1,4 +1,4 @@
-"""What a report shows of all-reduces that were chosen while training: shared by page and PNG."""
+"""The report's part on all-reduces that were chosen while training: shared by page and PNG."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from megatron_adaptra.view.report import Reduction, Report
 
 
 def all_reduces(report: Report) -> list[Mapping[str, Any]]:
-    """The decisions, in order."""
+    """Return the decisions on all-reduces, in order."""
     listed = findings.listing(report.summary.get("all_reduces"))
     return [findings.mapping(one) for one in listed]
 
 
 def detail(decision: Mapping[str, Any]) -> str:
-    """What a `decision` has changed for which ranks, and what was predicted and measured."""
+    """Describe a `decision`: the change, its ranks, and the predicted and measured times."""
     before, after = decision.get("before"), decision.get("after")
     parts = [f"{before} → {after}"] if before and after else []
     ranks = findings.listing(decision.get("ranks"))
@@ -36,7 +36,7 @@ _TIMES = (("native", "native"), ("predicted", "predicted"), ("measured", "measur
 
 
 def about(reduction: Reduction) -> str:
-    """What the picture is of."""
+    """Return the caption of the picture."""
     return (
         f"As simulated from what had been measured when it was chosen for iteration "
         f"{reduction.iteration}, on one time scale. Rows are the ranks of one data-parallel group, "
@@ -45,7 +45,7 @@ def about(reduction: Reduction) -> str:
 
 
 def pictures(reduction: Reduction) -> list[Picture]:
-    """Native above, and ours."""
+    """Return the pictures of the native all-reduce and, below it, of ours."""
     rows = (
         ("native", reduction.native, reduction.native_ms, reduction.measured_native_ms),
         (reduction.name, reduction.ours, reduction.ours_ms, reduction.measured_ms),

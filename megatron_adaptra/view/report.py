@@ -1,4 +1,4 @@
-"""What a finished demo run has to show: the one input of the HTML and of the PNG report."""
+"""The data of a finished demo run: the one input of the HTML and of the PNG report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_adaptra.view.bars import Gantt
 
 @dataclass(frozen=True)
 class ArmReport:
-    """One arm of the comparison: what ran under one setting.
+    """An arm's report holds the iterations that ran under one setting.
 
     Args:
         name: "stock" or "adaptra".
@@ -31,7 +31,7 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class Reduction:
-    """One all-reduce of gradients, by native and by what ran in its place, as simulated.
+    """A reduction shows an all-reduce of gradients, by native and by its successor, as simulated.
 
     Args:
         iteration: from which on it ran.
@@ -55,7 +55,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class SharedIteration:
-    """One iteration of all replicas, before and after their counts changed, as simulated.
+    """A shared iteration shows all replicas before and after their counts changed, simulated.
 
     Args:
         iteration: from which on the counts were in force.
@@ -76,7 +76,7 @@ class SharedIteration:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the report shows; what is empty is left out of it.
+    """A report holds all that its page and PNG show; empty parts are left out.
 
     Args:
         title: of the page.

@@ -19,11 +19,11 @@ def schedule_drawing(
     bound: float | None = None,
     conditions: ReplicaConditions | None = None,
 ) -> Drawing:
-    """What `adaptra draw` shows.
+    """Return the drawing that `adaptra draw` shows.
 
     Args:
         name: of the schedule, such as its policy.
-        job: what it was planned for, in a sentence.
+        job: the job that it was planned for, in a sentence.
         why: why it was planned so, in a sentence.
         timeline: of one simulated iteration.
         bound: seconds that no schedule beats; None where that is not known.
@@ -31,7 +31,7 @@ def schedule_drawing(
     """
     makespan = timeline.makespan
     gantt = pipeline_gantt(timeline, makespan, conditions)
-    compute = timeline.pipeline  # the shares are of the pipeline, as the step is not its matter
+    compute = timeline.pipeline  # shares are of the pipeline's time, without the optimizer step
     busy = [timeline.busy(worker) for worker in range(timeline.workers)]
     peaks = timeline.peak_in_flight()
     figures = [(ms(makespan), "an iteration, predicted")]

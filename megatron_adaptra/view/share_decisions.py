@@ -1,4 +1,4 @@
-"""What a report shows of shares of microbatches found while training: for page, PNG and table."""
+"""The report's part on shares of microbatches found while training: for page, PNG and table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TIMES = (("with equal counts", "full"), ("predicted", "predicted"), ("measured"
 
 
 def share_decisions(report: Report) -> list[Mapping[str, Any]]:
-    """The decisions, in order."""
+    """Return the decisions on shares, in order."""
     return [findings.mapping(one) for one in findings.listing(report.summary.get("shares"))]
 
 
 def detail(decision: Mapping[str, Any]) -> str:
-    """What a `decision` has changed, what was predicted and measured, and the other remedies."""
+    """Describe a `decision`: the change, the predicted and measured times, the other remedies."""
     before, after = (counts(decision.get(key)) for key in ("before", "after"))
     parts = [f"{before} → {after} microbatches"] if before and after else []
     times = [(word, findings.value(decision.get(f"{key}_ms"))) for word, key in _TIMES]
@@ -58,7 +58,7 @@ def title(shared: SharedIteration) -> str:
 
 
 def about(shared: SharedIteration) -> str:
-    """What the picture is of."""
+    """Return the caption of the picture."""
     return (
         f"As simulated from what had been measured when counts were chosen for iteration "
         f"{shared.iteration}: a row per replica, before and after. Each microbatch takes what it "

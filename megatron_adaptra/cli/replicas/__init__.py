@@ -1,1 +1,1 @@
-"""What commands show of several replicas in one plan."""
+"""Output of commands for several replicas in one plan."""

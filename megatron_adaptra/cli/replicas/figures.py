@@ -32,7 +32,7 @@ EXPLAINED = (
 
 
 def headline(plan: ReplicaPlan, base: Baselines) -> str:
-    """How long the `plan` takes, next to the baselines `base`."""
+    """Describe how long the `plan` takes beside the baselines `base`."""
     parts = [f"{ms(plan.predicted)} ms an iteration"]
     if base.untreated:
         parts.append(f"{_times(base.untreated, plan.predicted)} as fast as untreated 1F1B "
@@ -83,7 +83,7 @@ def worker_table(plan: ReplicaPlan, job: Job) -> Table:
 
 
 def hidden(plan: ReplicaPlan, table: Table) -> str:
-    """What the workers of the `plan` do that the `table` leaves out; empty where it has all."""
+    """Describe the workers of the `plan` that the `table` leaves out; empty where it has all."""
     left = plan.conditions.workers - len(table.rows)
     if not left:
         return ""
@@ -94,7 +94,7 @@ def hidden(plan: ReplicaPlan, table: Table) -> str:
 def move_table(
     plan: ReplicaPlan, job: Job, base: Baselines, shares: PipelineShares | None = None
 ) -> Table:
-    """What each move gains, and what it costs; the baselines `base` first.
+    """Return a table of each move's gain and cost, after the baselines `base`.
 
     Args:
         plan: of the job.
@@ -140,7 +140,7 @@ def _more(move: Move, job: Job) -> str:
 
 
 def _most_more(peaks: Sequence[float], job: Job) -> str:
-    """The most that a worker holds beyond what 1F1B does, and which."""
+    """Return the most that a worker holds in addition to 1F1B's microbatches, and its name."""
     c = job.replicas
     assert c is not None
     usual = one_f_one_b_peaks(c)
@@ -154,7 +154,7 @@ def _most_more(peaks: Sequence[float], job: Job) -> str:
 
 
 def _given_away(plan: ReplicaPlan) -> list[int]:
-    """Per worker, the microbatches of its replica that another one runs at its stage."""
+    """Return per worker the microbatches of its replica that another one runs at its stage."""
     out = [0] * plan.conditions.workers
     for stage, home, _ in plan.schedule.routes.moved:
         out[home * plan.schedule.stages + stage] += 1
@@ -162,7 +162,7 @@ def _given_away(plan: ReplicaPlan) -> list[int]:
 
 
 def busy_shares(plan: ReplicaPlan) -> list[float]:
-    """Per worker, what it computes, as a share of the `plan`'s iteration without its step."""
+    """Return each worker's compute as a share of the `plan`'s iteration without its step."""
     seconds = plan.predicted - plan.conditions.pipeline.step_seconds
     busy = [plan.timeline.busy(worker) for worker in range(plan.conditions.workers)]
     return [each / seconds if seconds else 0.0 for each in busy]
@@ -176,7 +176,7 @@ def _state(c: ReplicaConditions, worker: int) -> str:
 
 
 def plan_json(plan: ReplicaPlan, move: str, job: Job, base: Baselines) -> dict[str, Any]:
-    """All of a `plan` of that `move`: `workers` holds the ops, from which --schedule reads it back.
+    """Return a `plan` of that `move` for JSON; --schedule reads it back from the ops in `workers`.
 
     Args:
         plan: of the job.

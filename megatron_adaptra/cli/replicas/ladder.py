@@ -24,7 +24,7 @@ def ladder_of(job: Job, sends: str) -> Ladder | None:
 
 
 def ladder_table(ladder: Ladder) -> Table:
-    """A row for each remedy of a `ladder`, with what it leaves, or why it cannot be had."""
+    """Return a table of the remedies of a `ladder`: the time each leaves, or why it is refused."""
     rungs = (Remedy(FULL, ladder.full, "nothing changes"), *ladder.remedies)
     return Table("", (*COLUMNS, "how"), [_row(one, ladder) for one in rungs])
 
@@ -38,12 +38,12 @@ def _row(one: Remedy, ladder: Ladder) -> tuple[str, ...]:
 
 
 def ladder_line(ladder: Ladder) -> str:
-    """Which remedy of a `ladder` `auto` takes, in a sentence."""
+    """Name in a sentence the remedy of a `ladder` that `auto` takes."""
     return f"auto: {ladder_in_words(ladder, _min_gain())}"
 
 
 def _min_gain() -> float:
-    """What a training asks for without `--adaptra-min-gain`."""
+    """Return the share of an iteration that a plan has to save without `--adaptra-min-gain`."""
     from megatron_adaptra.config import AdaptraConfig  # starts slowly, and few jobs need it
 
     return AdaptraConfig().min_gain

@@ -34,7 +34,7 @@ EXPLAINED = (
 
 
 def wants_shares(args: argparse.Namespace, job: Job) -> bool:
-    """Whether microbatches are to be shared out; raises BadInput for flags that do not go with it.
+    """Return whether to share out microbatches; raises BadInput for flags that contradict it.
 
     `job`: that the flags describe.
     """
@@ -116,7 +116,7 @@ def run_shares(args: argparse.Namespace, job: Job) -> int:
 
 
 def headline(plan: PipelineShares) -> str:
-    """What an iteration takes with the `plan`, without it, and at least."""
+    """Describe the time of an iteration with the `plan`, without it, and its lower bound."""
     each = plan.sync.microbatches
     text = f"{ms(plan.predicted)} ms an iteration"
     if not plan.sync.full:

@@ -1,4 +1,4 @@
-"""The schedule of several replicas that a command shows: planned, or read; and what it beats."""
+"""The schedule of several replicas that a command shows, planned or read, and its baselines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MOVES = (NONE, SWAP, SHIFT, REROUTE)
 
 
 class Baselines(NamedTuple):
-    """Seconds of an iteration that a plan is compared with; None where there is none.
+    """Baselines hold seconds of an iteration that a plan is compared with, or None.
 
     Args:
         healthy: of 1F1B while all workers and links are well.
-        untreated: of 1F1B in every replica as things are; nothing where a worker is dead.
+        untreated: of 1F1B in every replica as things are; None where a worker is dead.
     """
 
     healthy: float | None
@@ -125,6 +125,6 @@ def chosen_move(plan: ReplicaPlan) -> str:
 
 
 def baselines(conditions: ReplicaConditions, sends: str) -> Baselines:
-    """What a plan for `conditions` is compared with; `sends`: "eager" or "rendezvous"."""
+    """Return the baselines of a plan for `conditions`; `sends`: "eager" or "rendezvous"."""
     stock = untreated(conditions, sends)
     return Baselines(healthy_seconds(conditions, sends), None if stock is None else stock.predicted)

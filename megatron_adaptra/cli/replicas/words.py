@@ -1,4 +1,4 @@
-"""What a schedule of several replicas does, in words and figures."""
+"""Words and figures for a schedule of several replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADS = {
 
 
 def decision(move: str, schedule: Schedule) -> str:
-    """Which `move` the `schedule` makes, and who takes what from whom, in one sentence."""
+    """Describe the `move` of the `schedule`: the work that workers take over from others."""
     words = loads_in_words(schedule)
     return f"{move}: {words or _HEADS.get(move, 'nothing is moved')}"
 
@@ -41,7 +41,7 @@ def between_replicas(schedule: Schedule) -> int:
 
 
 def runs_for_others(schedule: Schedule) -> list[int]:
-    """Per worker, the microbatches of other replicas that it runs in `schedule`."""
+    """Return per worker the microbatches of other replicas that it runs in `schedule`."""
     count = Counter(
         worker
         for worker, line in enumerate(schedule.order)
@@ -52,7 +52,7 @@ def runs_for_others(schedule: Schedule) -> list[int]:
 
 
 def one_f_one_b_peaks(conditions: ReplicaConditions) -> list[float]:
-    """Per worker, the microbatches that 1F1B holds in flight.
+    """Return per worker the microbatches that 1F1B holds in flight.
 
     `conditions`: of all workers.
     """

@@ -1,4 +1,4 @@
-"""Which of an RDMA port's addresses on Ethernet messages may use, as NCCL's variables have it."""
+"""Addresses of an RDMA port on Ethernet that messages may use, as NCCL's variables have it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAPPED = int(IPv6Address("::ffff:0:0"))  # what a GID has before an address of 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where no index is named.
+    """A choice limits the addresses that a port may use where no index is named.
 
     Args:
         family: 4 or 6 of IP; 0 for either, as the other end has it.
-        network: addresses of it alone, if the port has some; None: of any.
+        network: only addresses in it, if the port has some; None: any.
         version: 1 or 2 of RoCE; 0 for either, as the other end has it.
     """
 
@@ -31,7 +31,7 @@ class Choice:
     version: int = 0
 
     def has(self, gid: bytes) -> bool:
-        """Whether `gid`, of 16 bytes, is of the network; one of IPv4 is of none of IPv6."""
+        """Return whether `gid`, of 16 bytes, is in the network; no IPv6 network has IPv4 ones."""
         if self.network is None:
             return True
         address = IPv6Address(gid)
@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def words(self) -> tuple[int, int, bytes, int]:
-        """For the engine: family and version; how a GID of the network begins, in how many bits."""
+        """The engine's form: family, version, how GIDs of the network begin, in how many bits."""
         if self.network is None:
             return self.family, self.version, b"", 0
         first, bits = int(self.network.network_address), self.network.prefixlen
@@ -54,11 +54,11 @@ ANY = Choice()
 
 
 def choice(environ: Mapping[str, str]) -> Choice:
-    """What the variables of `environ` ask for. A network that cannot be read is left out.
+    """Return the Choice that `environ` asks for. A network that cannot be read is left out.
 
-    Raises BadInput for what is no name of a family, or no version of RoCE. NCCL takes IPv4 and
-    version 2 where none is named. So does the engine, unless one of two ports has none; what else
-    NCCL takes for AF_INET is refused.
+    Raises BadInput for an unknown family or version of RoCE. NCCL takes IPv4 and version 2 where
+    none is named. So does the engine, unless one of two ports has no such address; other words that
+    NCCL takes for AF_INET are refused.
     """
     name = environ.get(FAMILY, "").strip()
     if name not in _FAMILIES:
@@ -79,7 +79,7 @@ def left_out(environ: Mapping[str, str]) -> str:
 
 
 def _network(environ: Mapping[str, str]) -> IPv4Network | IPv6Network | None:
-    """As NCCL reads it: with a length, and with any bits behind that."""
+    """Return the network of `environ`, or None; as in NCCL, bits beyond its length do not count."""
     text = environ.get(RANGE, "").strip()
     if not text:
         return None

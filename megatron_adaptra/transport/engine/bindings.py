@@ -23,11 +23,11 @@ class Work(Protocol):
     """A send or a receive under way; a message from or to a GPU is one, too."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within `seconds`."""
+        """Wait for its end, `seconds` at most; return whether it has ended."""
         ...
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         ...
 
     def error(self) -> str:
@@ -35,15 +35,15 @@ class Work(Protocol):
         ...
 
     def stamps(self) -> tuple[float, float, float, float]:
-        """When it was sent, left, was posted and was complete; monotonic seconds, 0 for never."""
+        """Return when it was sent, left, posted and complete, in monotonic seconds; 0 for never."""
         ...
 
 
 @dataclass(frozen=True)
 class Port:
-    """An RDMA port. `gid`: its address, `gid_index`: at which place, -1 for none.
+    """An RDMA port. `gid`: its address, `gid_index`: the place of that, -1 for none.
 
-    `why`: this address was chosen, or there is none.
+    `why`: the reason that this address was chosen, or that there is none.
     """
 
     device: str
@@ -109,7 +109,7 @@ def new_ring() -> int:
 def ports(which: Choice = ANY) -> list[Port]:
     """All RDMA ports of this machine; none without the engine, libibverbs or a device.
 
-    `which`: addresses may be shown, on Ethernet.
+    `which`: the addresses that may be shown, on Ethernet.
     """
     if missing():
         return []

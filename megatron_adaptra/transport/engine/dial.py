@@ -1,4 +1,4 @@
-"""Calls a peer: a connection over the network, or to a process of this machine."""
+"""Calls of peers: connections over the network, or to processes of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_adaptra.transport.engine.rails import Rail
 if TYPE_CHECKING:
     from megatron_adaptra.transport.engine.bindings import Engine, VerbsPath
 
-# Of paths; those of the lowest order are used. A rail that is far from the GPU has one more.
+# Orders of paths: those of the lowest are used. A rail that is far from the GPU has one more.
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
 TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
@@ -41,7 +41,7 @@ class Address:
 def dial_tcp(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float, order: int
 ) -> int:
-    """A path over the network to rank `peer`; its number.
+    """Open a path over the network to rank `peer`; return its number.
 
     `seconds`: that each step may take. `order`: of the path, see ORDER_TCP. Raises OSError,
     Refused, or RuntimeError for a failed encryption.
@@ -56,13 +56,13 @@ def dial_tcp(
 
 
 def ask_tcp(me: Identity, peer: int, at: Address, seconds: float) -> None:
-    """Whether rank `peer` answers within `seconds`. Raises OSError or Refused if not."""
+    """Check that rank `peer` answers within `seconds`. Raises OSError or Refused if not."""
     with socket.create_connection((at.host, at.port), seconds) as connection:
         _shake(connection, me, peer, Kind.ASK)
 
 
 def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: float) -> int:
-    """A path through memory to rank `peer`; its number.
+    """Open a path through memory to rank `peer`; return its number.
 
     The dialer makes the ring, and each side gives the other one its memory.
     `seconds`: that each step may take. Raises OSError, Refused, or RuntimeError of the engine.
@@ -82,7 +82,7 @@ def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: floa
 
 
 def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: float) -> int:
-    """The other end of `dial_shm`: on a `connection` whose dialer has proved that it is `peer`.
+    """Open the other end of `dial_shm`, on a `connection` whose dialer is proved to be `peer`.
 
     `seconds`: that each step may take.
     """
@@ -102,7 +102,7 @@ def dial_verbs(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float,
     rail: Rail, number: int, order: int,
 ) -> int:  # fmt: skip
-    """A path over RDMA, of the `rail` here and of rank `peer`'s of that `number`; its number.
+    """Open a path over RDMA from `rail` to rank `peer`'s rail `number`; return the path's number.
 
     `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
     Refused, or RuntimeError of the engine.
@@ -120,7 +120,7 @@ def answer_verbs(
     engine: Engine, peer: int, connection: socket.socket, seconds: float,
     rails: Sequence[Rail], order: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """The other end of `dial_verbs`, with rank `peer`: the path's number, and the rail's.
+    """Open the other end of `dial_verbs`, with rank `peer`; return the numbers of path and rail.
 
     `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
     Refused, or RuntimeError of the engine.
@@ -140,7 +140,7 @@ def answer_verbs(
 
 
 def open_rail(engine: Engine, peer: int, rail: Rail) -> VerbsPath:
-    """A queue pair of `rail` to rank `peer`, not connected. Raises RuntimeError of the engine."""
+    """Open a queue pair of `rail` to rank `peer`, unconnected. Raises the engine's RuntimeError."""
     at = (rail.device, rail.port, rail.gid, *rail.choice.words)
     return engine.open_verbs(peer, *at, *astuple(rail.service))
 

@@ -1,12 +1,11 @@
-"""The one end of all connections of a process, and who keeps them alive.
+"""The one end of all connections of a process, and the thread that keeps them alive.
 
-Of two ranks the higher one dials, through memory where both are on one machine, else over several
+The higher of two ranks dials, through memory where both are on one machine, else over several
 connections of the network. Over the rails that both have (RDMA ports, by their place in each side's
 list) it dials only to peers with large messages, for each takes registered memory; the network then
 serves where no rail does. A path that fails is dialled again for as long as the job lives, with
 pauses that grow until one carries something; it is on trial at first, which the engine sees to. A
-peer without any path for the timeout is lost, and one whose paths come back and carry nothing is
-such a peer.
+peer without any path for the timeout is lost; paths that come back and carry nothing do not count.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _Peer:
     carries: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds, by line, before the next call
-    failed: bool = False  # a path of it, ever
+    failed: bool = False  # whether a path of it ever has
     gone: bool = False  # for good
     dialling: set[int] = field(default_factory=set)  # lines
     since: float | None = None  # without any path that carries something
@@ -94,7 +93,7 @@ class _Peer:
 
     @property
     def lines(self) -> list[int]:
-        """Those of its paths, one for each."""
+        """The lines of its paths, one for each path."""
         return [path.line for path in self.paths.values()]
 
 
@@ -189,8 +188,8 @@ class Endpoint:
     def open_rails(self, rank: int) -> None:
         """Connect with `rank` over RDMA, too, and keep that up; returns at once.
 
-        Messages take the network until a rail is open. `rank`: one of `connect`. Of the two ends
-        the higher rank has to call this.
+        Messages take the network until a rail is open. `rank`: one of `connect`. The higher rank
+        of the two ends has to call this.
         """
         peer = self._peers[rank]
         if peer.rails or not self._rails:
@@ -202,7 +201,7 @@ class Endpoint:
             self._dial_rails(peer, peer.address)
 
     def through(self, rank: int) -> str:
-        """What of this host messages from and to `rank` go through now.
+        """Return the ports or the interface here that messages from and to `rank` go through.
 
         `memory`, RDMA ports such as `mlx5_0:1+mlx5_1:1`, or an interface; empty where there is no
         path.
@@ -272,7 +271,7 @@ class Endpoint:
             self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
 
     def _dial(self, peer: _Peer, line: int) -> None:
-        """Until the peer has all paths of the line, or is gone, or this side closes."""
+        """Dial until the peer has all paths of the `line`, or is gone, or this side closes."""
         pause, refused = _PAUSE, None
         self._closed.wait(peer.pauses.get(line, 0.0))
         while not (self._closed.is_set() or peer.gone):
@@ -303,7 +302,7 @@ class Endpoint:
             pause = min(2 * pause, _LONGEST)
 
     def _call(self, peer: _Peer, address: Address, line: int) -> int:
-        """Open one path of the line, or ask for it; how many there have to be."""
+        """Open one path of the `line`, or ask for it; return how many there have to be."""
         call = self.engine, self._me, peer.rank, address, _DIAL
         order = self._order(peer, line)
         if peer.rank > self._me.rank:
@@ -325,7 +324,7 @@ class Endpoint:
         return self._connections
 
     def _dial_rails(self, peer: _Peer, address: Address) -> bool:
-        """See to it that there is a path over each rail that both have; whether there is one."""
+        """Dial each rail that both have and no path uses; return whether both have any."""
         both = range(min(len(self._rails), address.rails)) if peer.rank < self._me.rank else ()
         make_room(_OF_RAIL * len(both))
         for rail in both:
@@ -336,11 +335,11 @@ class Endpoint:
         return bool(both)
 
     def _order(self, peer: _Peer, line: int) -> int:
-        """Of a new path."""
+        """Return the order of a new path."""
         return (ORDER_TCP if line == _NETWORK else ORDER_VERBS) + (TRIAL if peer.failed else 0)
 
     def _accepted(self, answering: Answering, connection: socket.socket) -> None:
-        """On the listener's thread."""
+        """Serve a `connection` of a peer, on the listener's thread."""
         assert answering.peer is not None
         peer = self._peer(answering.peer)
         if answering.kind is Kind.ASK:
@@ -414,7 +413,7 @@ class Endpoint:
         return max(0.0, min(times, default=now + _IDLE) - now)
 
     def _hopeless(self) -> list[tuple[float, _Peer]]:
-        """Peers without a path that carries anything, and when they are lost."""
+        """Return the peers without a path that carries anything, and when they are lost."""
         with self._changed:
             peers = self._peers.values()
             return [(p.since + self._timeout, p) for p in peers if p.since]

@@ -46,9 +46,9 @@ class StoreRendezvous(Rendezvous):
 
 
 class EngineWire(Wire):
-    """Over `endpoint`, which it owns, of global rank `me`. `name`, `ranks`: as for Wire.
+    """A wire over `endpoint`, which it owns, of global rank `me`. `name`, `ranks`: as for Wire.
 
-    `copies`: what GPUs send is written to again (see DeviceTransport).
+    `copies`: memory that GPUs send may be written to again (see DeviceTransport).
     """
 
     name = "engine"
@@ -95,7 +95,7 @@ class EngineWire(Wire):
     def control(self, name: str, ranks: Sequence[int]) -> EngineTransport:
         peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
         ends = self._connect(ranks, peers, "member")
-        # Of many ranks the first one is connected with all: a large plan is not worth their rails.
+        # The first of many ranks is connected with all: a large plan is not worth their rails.
         return EngineTransport(self._endpoint, name, ends, rails=False)
 
     def mesh(
@@ -140,7 +140,7 @@ class EngineWire(Wire):
 
 
 class EngineGroup:
-    """What is a group to a FlatAllGather, over a transport. `rank`: of this member."""
+    """An EngineGroup serves a FlatAllGather as its group over a transport. `rank`: the member's."""
 
     def __init__(self, transport: EngineTransport, rank: int) -> None:
         self._transport, self._rank = transport, rank

@@ -18,9 +18,9 @@ _MOST = 1000  # events that are kept
 class Event:
     """`at`: monotonic seconds. `rank`: the peer; None for a process that has not proved to be one.
 
-    `what`: "lost", a path has failed; "back", there is one again; "gone", all that is under way
+    `what`: "lost", a path has failed; "back", a path carries again; "gone", all that is under way
     with the peer fails; "refused", a path that the peer wanted; "stranger", a process that
-    is not of the job was refused, the first one. `side`: of what has failed, "here" or "there".
+    is not of the job was refused, the first one. `side`: where it failed, "here" or "there".
     """
 
     at: float
@@ -31,9 +31,9 @@ class Event:
 
 
 class Events:
-    """Of rank `me`. `log`: they are appended there as JSON lines; None for nowhere.
+    """An Events keeps the events of rank `me`. `log`: the file of their JSON lines; None for none.
 
-    `last`: the newest. `strangers`: how many were turned away.
+    `last`: the newest events. `strangers`: how many were turned away.
     """
 
     def __init__(self, me: int, log: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class Events:
         self.strangers = 0
 
     def note(self, what: str, rank: int | None, why: str = "", side: str = "there") -> None:
-        """An Event of `what`, `rank`, `why`, `side`; the first loss of each peer is logged."""
+        """Keep an Event of `what`, `rank`, `why`, `side`; the first loss of each peer is logged."""
         with self._lock:
             first = what == "lost" and rank is not None and rank not in self._logged
             if first and rank is not None:

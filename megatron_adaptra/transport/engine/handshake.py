@@ -1,4 +1,4 @@
-"""Who is there? Both ends of a connection prove that they know the job's secret.
+"""The handshake of a connection: both ends prove that they know the job's secret.
 
     hello    dialer:    who it is, whom it wants, its limits, a fresh nonce
     answer   listener:  a fresh nonce and its proof, or why not
@@ -30,24 +30,24 @@ _RANKS = 2**31  # at most, for the engine
 
 
 class Kind(IntEnum):
-    """What a connection is for."""
+    """A kind names the purpose of a connection."""
 
     TCP = 1
     SHM = 2
-    ASK = 3  # for nothing: whether the rank is there
+    ASK = 3  # to find out whether the rank is there, and close
     VERBS = 4  # to find each other's RDMA ports
     TLS = 5  # as TCP, with TLS after the handshake
 
 
 class Refused(Exception):
-    """The other end is no peer, or says that this one is none; the words say why."""
+    """A Refused reports that the other end is no peer, or refuses this one; its text says why."""
 
 
 @dataclass(frozen=True)
 class Identity:
     """This rank of a job. `secret`: the job's. `window`, `piece`: bytes, alike on all ranks.
 
-    `encrypted`: what crosses the network, also alike.
+    `encrypted`: whether bytes on the network are encrypted, also alike.
     """
 
     rank: int
@@ -58,11 +58,11 @@ class Identity:
 
     @property
     def job(self) -> bytes:
-        """Identifies the job, and does not give the secret away."""
+        """An identifier of the job that does not give the secret away."""
         return hashlib.sha256(b"adaptra job" + self.secret).digest()[:16]
 
     def proof(self, end: bytes, *sent: bytes) -> bytes:
-        """That `end` ("dialer", ...) knows the secret, having `sent` and got so much."""
+        """Return the proof that `end` ("dialer", ...) knows the secret, over all bytes `sent`."""
         return hmac.digest(self.secret, b"".join((end, *sent)), "sha256")
 
 
@@ -89,7 +89,7 @@ class Dialing:
 
     @property
     def key(self) -> bytes:
-        """Of this connection, at the end: both ends have it, and nobody else."""
+        """The key of this connection after the handshake: both ends have it, and nobody else."""
         return self._me.proof(b"key", self._sent)
 
     def _check(self, answer: bytes, end: bytes) -> None:
@@ -117,7 +117,7 @@ class Answering:
         self.kind = Kind.TCP
 
     def receive(self, message: bytes) -> bytes:
-        """What to send after the dialer's `message`. Raises Refused; then send it a `refusal`."""
+        """Return the answer to the dialer's `message`. Raises Refused; then send it a `refusal`."""
         if not self._sent:
             return self._first(message)
         if not hmac.compare_digest(message, self._me.proof(b"dialer", self._sent)):
@@ -127,7 +127,7 @@ class Answering:
 
     @property
     def key(self) -> bytes:
-        """Return the key of this connection, which the other end has, too."""
+        """The key of this connection, which the other end has, too."""
         return self._me.proof(b"key", self._sent)
 
     def _first(self, hello: bytes) -> bytes:

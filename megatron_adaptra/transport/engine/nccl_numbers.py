@@ -9,7 +9,7 @@ from megatron_adaptra.base.errors import BadInput
 
 
 def value(text: str) -> int | None:
-    """Of `text`, a whole number; None for what is none."""
+    """Return the whole number that `text` stands for, or None."""
     octal = text.startswith("0") and text.isdecimal()
     with contextlib.suppress(ValueError):
         return int(text, 8 if octal else 0)
@@ -17,9 +17,9 @@ def value(text: str) -> int | None:
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int, usual: int) -> int:
-    """What `environ` has under `name`; `usual` where it is unset.
+    """Return the number that `environ` has under `name`; `usual` where it is unset.
 
-    Raises BadInput for what is no number from `least` to `most`.
+    Raises BadInput for any text but a whole number from `least` to `most`.
     """
     text = environ.get(name, "").strip()
     if not text:

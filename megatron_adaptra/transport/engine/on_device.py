@@ -1,4 +1,4 @@
-"""Messages from and to a GPU's memory over the endpoint, as the rest of the package knows them.
+"""Messages from and to a GPU's memory over the endpoint, as a Transport.
 
 The GPU copies them to pinned memory of the host and from there, on streams of copies, and the
 engine moves them between hosts. Large ones go in pieces: one is copied while others are on the
@@ -121,7 +121,7 @@ class DeviceTransport(Transport):
         return _Receive(self, end, tag, handle)
 
     def copies(self) -> tuple[Copies, Copies]:
-        """What the GPU has copied from its memory, and to it."""
+        """Return the copies that the GPU has made, from its memory and to it."""
         out, back = self._messages.copies()
         return Copies(*out), Copies(*back)
 
@@ -170,7 +170,7 @@ class DeviceTransport(Transport):
         return end
 
     def _delay(self, work: _Send, peer: int, nbytes: int) -> gpu_bindings.OnCopied | None:
-        """What passes a message, once it is in the host's memory, to the emulator; None: no rule.
+        """Return a callback that gives a copied message to the emulator; None without a rule.
 
         Whether a rule is in force is decided when the message could leave, not at the send.
         """

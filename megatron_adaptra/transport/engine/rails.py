@@ -1,4 +1,4 @@
-"""Which RDMA ports carry messages: all that are active, or those that NCCL's variables name."""
+"""RDMA ports that carry messages: all that are active, or those that NCCL's variables name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatron_adaptra.transport.engine.addresses import (
 from megatron_adaptra.transport.engine.bindings import Port, ports
 from megatron_adaptra.transport.engine.nccl_numbers import number, value
 
-# Of NCCL, that are read here; NCCL_IB_DISABLE is another one.
+# NCCL's variables that are read here; NCCL_IB_DISABLE is another one.
 VARIABLES = (
     "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", FAMILY, RANGE, VERSION, "NCCL_IB_TC", "NCCL_IB_SL",
     "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_QPS_PER_CONNECTION",
@@ -51,7 +51,7 @@ class Service:
 
 
 class Settings(NamedTuple):
-    """What NCCL's variables ask of all rails; `gid` and `choice` as those of a Rail."""
+    """A Settings holds what NCCL's variables ask of all rails; `gid`, `choice`: as of a Rail."""
 
     gid: int
     choice: Choice
@@ -62,7 +62,7 @@ class Settings(NamedTuple):
 class Rail:
     """A port of a device. `gid`: the index of its address, -1 for the best one.
 
-    `choice`: which ones the best one may be, on Ethernet.
+    `choice`: the addresses of which the best one is taken, on Ethernet.
     `far`: it serves when those that are nearer to this process's GPU do not work.
     """
 
@@ -78,9 +78,9 @@ class Rail:
 
 
 def rails(gpu: str = "", root: Path = SYSFS, *, speaks: bool = True) -> list[Rail]:
-    """Those of this process; its n-th one is connected to the n-th one of a peer.
+    """Return the rails of this process; the n-th one is connected to the n-th one of a peer.
 
-    `gpu`: its address on the bus, if messages are of one: those nearest to it are preferred, as by
+    `gpu`: the bus address of the messages' GPU, if any: rails nearest to it are preferred, as by
     NCCL. `root`: of sysfs. `speaks`: this process logs what cannot be read and is left out.
     """
     if disabled(os.environ):
@@ -94,7 +94,7 @@ def rails(gpu: str = "", root: Path = SYSFS, *, speaks: bool = True) -> list[Rai
 
 
 def preferred(found: Sequence[Rail], gpu: str, root: Path = SYSFS) -> list[Rail]:
-    """The rails `found`, in their order, of which those are far that are not nearest to `gpu`.
+    """Return the rails `found`, in their order; all but those nearest to `gpu` are marked far.
 
     `root`: of sysfs.
     """
@@ -103,13 +103,13 @@ def preferred(found: Sequence[Rail], gpu: str, root: Path = SYSFS) -> list[Rail]
 
 
 def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
-    """Those of the ports `found` that the variables of `environ` choose, read as NCCL does.
+    """Return rails of the ports `found` that the variables of `environ` choose, as NCCL does.
 
     A port with several connections to a peer stands there as often, each time after all others:
     two peers that have different numbers of them connect the same ports nevertheless.
 
     NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
-    whole names, after "^" those to leave out. What it names is taken in its order, also while it is
+    whole names, after "^" those to leave out. Its ports are taken in its order, also while they are
     down; without it all active ports. The rest: see `fabric`. Raises BadInput, as `fabric` does.
     """
     gid, which, service = fabric(environ)
@@ -139,10 +139,10 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
 
 def fabric(environ: Mapping[str, str]) -> Settings:
-    """Which addresses are taken, and how packets are carried, by `environ`.
+    """Return the addresses to take and how to carry packets, as `environ` has it.
 
-    Raises BadInput for what is no number, or what verbs have no room for, and for what is no name
-    of a family of addresses.
+    Raises BadInput for a text that is no number, a number out of range for verbs, and an unknown
+    family of addresses.
     """
     which, usual = choice(environ), Service()
     service = Service(
@@ -157,5 +157,5 @@ def fabric(environ: Mapping[str, str]) -> Settings:
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
-    """Whether NCCL_IB_DISABLE of `environ` is another number than 0: messages do without RDMA."""
+    """Return whether NCCL_IB_DISABLE of `environ` is a number other than 0: no RDMA, then."""
     return bool(value(environ.get("NCCL_IB_DISABLE", "").strip()))

@@ -11,7 +11,7 @@ from megatron_adaptra.view.markup import element, text
 
 
 def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:
-    """Of `gantts` that are drawn on an axis of `seconds`."""
+    """Return the legend of `gantts` that are drawn on an axis of `seconds`."""
     items = []
     for key in legend_keys(gantts, seconds):
         if key.line:

@@ -20,7 +20,7 @@ def page(title: str, *parts: str, footer: str = "") -> str:
 
 
 def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> str:
-    """What it is about (`name`), what came out (`headline`), and the setting (`leads`): text.
+    """Return the head of a page: subject (`name`), result (`headline`), setting (`leads`): text.
 
     `more` is markup.
     """

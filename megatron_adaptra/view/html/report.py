@@ -222,7 +222,7 @@ def _results(report: Report) -> str:
 
 
 def _times(ms: Sequence[float | None]) -> str:
-    """How many times as fast the second of two is."""
+    """Return how many times as fast the second of two times is; empty where one is missing."""
     stock, ours = ms if len(ms) == 2 else (None, None)
     return f"{stock / ours:.2f}×" if stock and ours else ""
 
@@ -291,7 +291,7 @@ def _replans(report: Report) -> str:
 
 
 def _all_reduces(report: Report) -> str:
-    """What the reductions of gradients went by, from when on, and why."""
+    """Return the section on the all-reduces of gradients: which, from when on, and why."""
     items = [_decision(one, reductions.detail(one)) for one in reductions.all_reduces(report)]
     if not items:
         return ""
@@ -300,7 +300,7 @@ def _all_reduces(report: Report) -> str:
 
 
 def _shares(report: Report) -> str:
-    """How many microbatches replicas ran, from when on, and why."""
+    """Return the section on the microbatches of replicas: how many, from when on, and why."""
     decisions = share_decisions.share_decisions(report)
     if not decisions:
         return ""
@@ -348,5 +348,5 @@ def _footer(report: Report) -> str:
 
 
 def _words(value: object) -> str:
-    """Lists without their brackets, the rest as it prints."""
+    """Return a list as text without brackets, and any other value as it prints."""
     return ranges(value) if isinstance(value, (list, tuple)) else str(value)

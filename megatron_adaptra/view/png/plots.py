@@ -65,7 +65,7 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
 
 
 def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
-    """As `gantt_svg` draws it, under `title`, on an axis of `seconds`."""
+    """Draw the Gantt as `gantt_svg` does, under `title`, on an axis of `seconds`."""
     begin, end = gantt.begin, gantt.length
     for row in range(gantt.rows):
         mine = [bar for bar in gantt.bars if bar.row == row]
@@ -131,12 +131,12 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
 
 
 def _name(gantt: Gantt, row: int) -> str:
-    """Beside a row; what is unusual about it stands beneath."""
+    """Return the name beside a row, and beneath it what is unusual about the row."""
     return "\n".join(filter(None, (gantt.row_name(row), gantt.notes.get(row))))
 
 
 def _word(axes: Axes, bar: Bar, begin: float, seconds: float, height: float) -> None:
-    """A bar's text at that `height`, or a shorter one, where its box is wide enough."""
+    """Write the first text of a bar that fits its box, at that `height`; none if all are long."""
     inches = (bar.end - bar.start) / seconds * 0.90 * INCHES
     for word in bar.inside or (bar.label,):
         if inches >= 0.065 * len(word) + 0.02:
@@ -152,9 +152,9 @@ def _word(axes: Axes, bar: Bar, begin: float, seconds: float, height: float) -> 
 
 
 def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) -> None:
-    """What the colours of `gantts` on an axis of `seconds` mean.
+    """Draw the legend of `gantts` on an axis of `seconds`.
 
-    One line of `figure` that ends at height `y`, from 0 to 1.
+    It is one line of `figure` that ends at height `y`, from 0 to 1.
     """
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
@@ -183,7 +183,7 @@ def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) 
 
 
 def draw_xy(axes: Axes, chart: XYChart) -> None:
-    """As `xy_chart_svg` draws it."""
+    """Draw the chart as `xy_chart_svg` does."""
     for curve in chart.curves:
         axes.plot(
             [x for x, _ in curve.points],

@@ -128,7 +128,7 @@ def _notes(figure: Any, lines: Sequence[str], height: float) -> None:
 
 
 def _chart(axes: Axes, series: Sequence[Series], report: Report, title: str) -> None:
-    """As in the page: the first iteration may leave the picture at the top."""
+    """Draw the chart of the page; a very long first iteration leaves it at the top there, too."""
     for name, (first, end) in report.phases.items():
         if name == "slow":
             axes.axvspan(first - 0.5, end - 0.5, color=SLOW_PHASE, alpha=0.12, linewidth=0)
