@@ -49,7 +49,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def initialize(shape: GPTShape, timeout: float) -> None:
-    """Megatron's process groups, over the default group that torchrun's variables describe.
+    """Make Megatron's process groups over the default group that torchrun's variables describe.
 
     `timeout`: seconds after which a message of Megatron's own pipeline is given up.
     """
@@ -64,17 +64,17 @@ def initialize(shape: GPTShape, timeout: float) -> None:
 
 
 def data_parallel_rank() -> int:
-    """Of this process, in its data-parallel group."""
+    """Return this process's rank in its data-parallel group."""
     return int(mpu.get_data_parallel_rank())
 
 
 def forward_backward_function() -> Any:
-    """What a training loop fetches: Megatron's own, or ours once the plugin is active."""
+    """Return the function that runs an iteration: Megatron's, or ours once the plugin is active."""
     return schedules.get_forward_backward_func()
 
 
 def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Path:
-    """Text as bytes in Megatron's indexed format; returns the prefix of its .bin and .idx.
+    """Write text as bytes in Megatron's indexed format; return the prefix of its .bin and .idx.
 
     `text`: a file or a folder; None takes the Python standard library's own source, which is on
     every machine. `folder`: has no other text. `limit`: bytes of text used.
@@ -99,7 +99,7 @@ def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Pa
 
 
 class _ByteTokenizer:
-    """What GPTDataset asks of a tokenizer; the bytes themselves are the tokens."""
+    """A byte tokenizer holds the constants that GPTDataset reads; each byte of text is a token."""
 
     eod = 256
     pad = -1
@@ -108,7 +108,7 @@ class _ByteTokenizer:
 
 
 def build_dataset(prefix: Path, shape: GPTShape, samples: int) -> Any:
-    """GPTDataset with at least `samples` sequences. Every rank calls it; rank 0 indexes first."""
+    """Build a GPTDataset of at least `samples` sequences on all ranks; rank 0 indexes first."""
     config = GPTDatasetConfig(
         random_seed=shape.seed,
         sequence_length=shape.seq_length,
@@ -127,7 +127,7 @@ def build_dataset(prefix: Path, shape: GPTShape, samples: int) -> Any:
 
 @dataclass
 class Arm:
-    """A model in training: everything of it that an iteration changes, random states included."""
+    """An arm holds a model in training: all that an iteration changes, with its random states."""
 
     models: list[Any]  # chunks
     optimizer: Any
@@ -139,9 +139,9 @@ class Arm:
 
     @classmethod
     def build(cls, shape: GPTShape, dataset: Any) -> Arm:
-        """The same seeds give the same arm, however often it is built.
+        """Build an arm; the same seeds give the same arm, however often it is built.
 
-        `dataset`: of `build_dataset`.
+        `dataset`: from `build_dataset`.
         """
         mpu_random.model_parallel_cuda_manual_seed(shape.seed)
         torch.manual_seed(shape.seed + mpu.get_pipeline_model_parallel_rank())
@@ -177,7 +177,7 @@ class Arm:
         self.random = _random_states()
 
     def states(self) -> str:
-        """SHA-256 of the random states after the last iteration."""
+        """Return the SHA-256 of the random states after the last iteration."""
         cpu, device, tracked = self.random
         sha = hashlib.sha256()
         for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
@@ -185,7 +185,7 @@ class Arm:
         return sha.hexdigest()
 
     def forward_backward(self, function: Any) -> list[torch.Tensor]:
-        """One iteration's forwards and backwards through `function`; losses on the last stage."""
+        """Run one iteration through `function`; return the losses on the last stage, else none."""
         shape = self.shape
         outputs = function(
             forward_step_func=_forward_step,
@@ -203,7 +203,7 @@ class Arm:
         return [pair[0] for pair in pairs]
 
     def digest(self) -> str:
-        """SHA-256 over all parameters of this rank, bit for bit."""
+        """Return the SHA-256 over all parameters of this rank, bit for bit."""
         sha = hashlib.sha256()
         for model in self.models:
             for name, parameter in sorted(model.named_parameters()):
@@ -212,7 +212,7 @@ class Arm:
         return sha.hexdigest()
 
     def apart(self, other: Arm) -> float:
-        """How far this rank's parameters are from another arm's, as a share of their norm."""
+        """Compute how far this rank's parameters are from `other`'s, as a share of their norm."""
         own, apart = 0.0, 0.0
         for model, twin in zip(self.models, other.models, strict=True):
             for a, b in zip(model.parameters(), twin.parameters(), strict=True):
@@ -223,7 +223,7 @@ class Arm:
 
 
 class _Batches:
-    """What replica `home` trains on in one iteration of an `arm`, and in those after it."""
+    """An iterator yields the batches of replica `home`, from the `arm`'s next iteration on."""
 
     def __init__(self, arm: Arm, home: int) -> None:
         self._arm = arm
@@ -239,7 +239,7 @@ class _Batches:
         return {k: torch.stack([torch.as_tensor(v)]).cuda() for k, v in sample.items()}
 
     def of_home(self, home: int) -> _Batches:
-        """The same for another replica."""
+        """Return an iterator over the batches of replica `home`."""
         return _Batches(self._arm, home)
 
 
@@ -258,8 +258,8 @@ def _config(shape: GPTShape) -> Any:
             "add_bias_linear": False,
             "expert_model_parallel_size": shape.expert_parallel,
         }
-    # Of two stages with several chunks Megatron needs its overlapped messages; before 0.18 these
-    # are still being sent when their memory is given back.
+    # Between two stages with several chunks Megatron needs its overlapped messages; before 0.18 it
+    # frees their memory while they are still being sent.
     kept = shape.chunks > 1 and shape.stages == 2 and not shape.overlapped
     overlapped = kept or shape.overlapped
     return TransformerConfig(
@@ -288,7 +288,7 @@ def _config(shape: GPTShape) -> Any:
 
 
 def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
-    """One of this stage's model chunks, wrapped as Megatron wraps it."""
+    """Build one of this stage's model chunks, wrapped as Megatron wraps it."""
     first, last = mpu.is_pipeline_first_stage(True), mpu.is_pipeline_last_stage(True)
     model: Any = GPTModel(
         config=config,
@@ -315,7 +315,7 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
 
 
 def mean_loss(losses: list[torch.Tensor]) -> float:
-    """The iteration's loss over all microbatches and replicas, known on every rank."""
+    """Return the mean loss over all microbatches and replicas; a collective of all ranks."""
     total = torch.stack(losses).double().sum() if losses else torch.zeros([], dtype=torch.double)
     count = torch.tensor([float(len(losses))], dtype=torch.double)
     both = torch.cat([total.reshape(1), count])
@@ -324,7 +324,7 @@ def mean_loss(losses: list[torch.Tensor]) -> float:
 
 
 def _random_states() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Of the CPU, of the device, and Megatron's tracker's."""
+    """Return the random states of the CPU, of the device, and of Megatron's tracker by name."""
     cpu, device, tracked = mpu_random._get_all_rng_states()
     return cpu, device, {name: state.clone() for name, state in tracked.items()}
 
@@ -344,7 +344,7 @@ def _loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[
 
 
 def versions() -> dict[str, str]:
-    """Of everything that results depend on, by name."""
+    """Return the versions of Python, torch and megatron-core, on which results depend, by name."""
     import megatron.core
 
     return {

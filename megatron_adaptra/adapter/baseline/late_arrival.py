@@ -11,7 +11,7 @@ from typing import Any
 
 
 class LateArrival:
-    """A rank that comes `seconds` late to the reduction of its gradients, in some `iterations`.
+    """A late arrival delays a rank's reduction of gradients by `seconds`, in some `iterations`.
 
     `iteration`: the one under way.
     """
@@ -21,7 +21,7 @@ class LateArrival:
         self._seconds, self._iterations = seconds, iterations
 
     def before(self, finalize: Callable[..., Any]) -> Callable[..., Any]:
-        """What a model's config has as `finalize_model_grads_func`, late."""
+        """Return a `finalize_model_grads_func` that calls `finalize`, late in those iterations."""
 
         def late(*args: Any, **kwargs: Any) -> Any:
             if self.iteration in self._iterations:

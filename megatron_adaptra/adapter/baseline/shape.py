@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GPTShape:
-    """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration.
+    """A shape describes a GPT and how it is trained.
 
-    `chunks`: model chunks per stage; `overlapped`: their messages overlap. `tied`: the embedding's
-    weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
-    kernel; `experts`: of a mixture in every layer, 0 for a dense model, of which `expert_parallel`
-    ranks have a part each. `average`: the collective averages, instead of factors. `instances` of
-    the distributed optimizer, each with all shards. `overlap_reduce`: gradients are reduced bucket
-    by bucket, each of so many numbers as `bucket`, during the last backward;
-    `distributed_optimizer`: with that, all stages starting at the same moment, or `after_backward`,
-    all of a stage's gradients at once; `overlap_gather`: each bucket's parameters are gathered
-    during the forward before the one that needs them.
+    `layers`: of all `stages` together. `microbatches`: per iteration, of one sequence each.
+    `chunks`: of the model, per stage; `overlapped`: their messages overlap. `tied`: the embedding's
+    weights are the output layer's, too. `fused`: a kernel adds weight gradients to the main ones.
+    `experts`: in every layer, 0 for a dense model; each of `expert_parallel` ranks has a part of
+    them. `average`: the collective averages, instead of factors. `instances`: of the distributed
+    optimizer, each with all shards. `overlap_reduce`: gradients are reduced in buckets of `bucket`
+    numbers during the last backward. `distributed_optimizer`: so they are with that optimizer, and
+    all stages start at the same moment; with `after_backward`, all of a stage's gradients go at
+    once instead. `overlap_gather`: each bucket's parameters are gathered during the forward before
+    the one that needs them.
     """
 
     stages: int = 4
@@ -46,5 +47,5 @@ class GPTShape:
 
     @property
     def overlaps_reductions(self) -> bool:
-        """Whether buckets are reduced during the last backward."""
+        """True where buckets are reduced during the last backward."""
         return self.overlap_reduce or (self.distributed_optimizer and not self.after_backward)

@@ -3,7 +3,7 @@
 Megatron's schedules send with `torch.distributed.batch_isend_irecv`, or, where messages of virtual
 stages overlap, with `isend`. While `EmulatedSends.slow` is in force, a send to a neighbour over a
 slow link is copied and handed to the same kind of delay line that our own sends go through; all
-else goes to torch unchanged. While `slowed_ops` is, each of its ops waits where ours do.
+else goes to torch unchanged. While `slowed_ops` is, each op of the schedule waits where ours do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmulatedSends:
 
     @contextlib.contextmanager
     def slow(self, iteration: int) -> Iterator[None]:
-        """Around an `iteration`, which the emulator's rules name; undone on exit."""
+        """Delay sends over slow links in a `with`, by the emulator's rules for this `iteration`."""
         self._emulator.iteration = iteration
         batch, single = dist.batch_isend_irecv, dist.isend
 
@@ -99,7 +99,7 @@ class EmulatedSends:
 
 @contextlib.contextmanager
 def slowed_ops(emulator: WorkerEmulator) -> Iterator[None]:
-    """Around one iteration: forwards and backwards end when the `emulator` has waited."""
+    """Slow one iteration in a `with`: forwards and backwards end when the `emulator` has waited."""
 
     def slowed(function: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def slowed_ops(emulator: WorkerEmulator) -> Iterator[None]:
 
 
 def frees_too_early(function: Any, config: Any, waits: bool) -> bool:
-    """Whether a schedule of Megatron's, `function`, frees tensors that gloo has not sent yet.
+    """Return whether Megatron's schedule `function` frees tensors that gloo has not sent yet.
 
     `config`: the model's. `waits`: see Profile.
     """
@@ -133,17 +133,17 @@ def frees_too_early(function: Any, config: Any, waits: bool) -> bool:
 
 
 def without_overlap(config: Any, stages: int) -> contextlib.AbstractContextManager[Any]:
-    """Around a call of Megatron's interleaved schedule that would free too early.
+    """Keep Megatron's interleaved schedule from freeing tensors too early, in a `with`.
 
-    `config`: the model's. `stages`: of the pipeline; between two Megatron cannot do without its
-    overlap, and there nothing is freed early.
+    `config`: the model's. `stages`: of the pipeline; with two of them Megatron needs the overlap of
+    messages, and so keeps it.
     """
     waits = {"overlap_p2p_comm": False, "batch_p2p_comm": True} if stages > 2 else {}
     return patch("whole-outputs", config, deallocate_pipeline_outputs=False, **waits)
 
 
 class _InFlight:
-    """A send that the network has taken over: its sender need not wait.
+    """A send in flight lets its sender go on: the network has taken it over.
 
     `work`: torch's own handle, once it is `delivered`; None where its peer was gone by then.
     """

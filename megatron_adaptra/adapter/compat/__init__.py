@@ -1,1 +1,1 @@
-"""What differs between releases of Megatron, and every patch of it."""
+"""Differences between releases of Megatron, and every patch of it."""

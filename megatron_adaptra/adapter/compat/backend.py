@@ -1,4 +1,4 @@
-"""Where the pipeline's messages are, and whether we can carry them there."""
+"""The memory that the pipeline's messages are in, of host or GPU, and access to that GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ HOST, DEVICE = "gloo", "nccl"
 
 
 def messages_on_gpus() -> bool:
-    """Whether the pipeline's messages are in the memory of GPUs; Megatron's groups exist.
+    """Return whether the pipeline's messages are in GPUs' memory, once Megatron's groups exist.
 
-    Raises UnsupportedBackend where they go by a backend that we know nothing of.
+    Raises UnsupportedBackend where they go by another backend than gloo and NCCL.
     """
     backend: str = dist.get_backend(mpu.get_pipeline_model_parallel_group())
     if backend not in (HOST, DEVICE):
@@ -27,7 +27,7 @@ def messages_on_gpus() -> bool:
 
 
 def open_gpu() -> Device:
-    """The GPU of this rank. Raises UnsupportedBackend where it is out of reach."""
+    """Open the GPU of this rank. Raises UnsupportedBackend where it is out of reach."""
     try:
         return device_of(torch.device(torch.cuda.current_device()))
     except Exception as error:  # whatever it is, Megatron can go on as stock

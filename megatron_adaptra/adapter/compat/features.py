@@ -1,6 +1,6 @@
-"""What of Megatron goes with the plugin on GPUs, and what does not: one table.
+"""Features of Megatron on GPUs, in one table: those that work with the plugin, and the others.
 
-docs/megatron.md shows it, and what decides reads it. Megatron is not imported here.
+docs/megatron.md shows the table, and the plugin decides by it. Megatron is not imported here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Effect(enum.Enum):
-    """What a feature means for a pipeline."""
+    """An effect names what a pipeline does where a feature of Megatron is used."""
 
     WORKS = "works"
     PINNED = "warmup stays Megatron's; messages may leave the GPU's queue"
@@ -21,9 +21,10 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True)
 class Feature:
-    """`of`: Megatron's flags or words. `why`: a sentence for people.
+    """A feature pairs something of Megatron's with its effect on the pipeline.
 
-    `used`: whether a model's config asks for it; None where nothing has to be decided.
+    `of`: Megatron's flags or words. `why`: a sentence for people. `used`: returns whether a model's
+    config asks for the feature; None where nothing has to be decided.
     """
 
     of: str
@@ -33,14 +34,14 @@ class Feature:
 
 
 def _scopes(config: Any) -> set[str]:
-    """What CUDA graphs hold; a release has one word, a list, or an enum for it."""
+    """Return the names of what CUDA graphs hold: a release has one word, a list, or enums."""
     scope = getattr(config, "cuda_graph_scope", None) or ()
     words = [scope] if isinstance(scope, str) else list(scope)
     return {getattr(word, "name", str(word)) for word in words}
 
 
 def has_graphs(config: Any) -> bool:
-    """Whether CUDA graphs hold what a model with this `config` does, in any of Megatron's forms."""
+    """Return whether a model with this `config` runs as CUDA graphs, in any of Megatron's forms."""
     if getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False):
         return True
     return getattr(config, "cuda_graph_impl", None) not in (None, "none")
@@ -124,7 +125,7 @@ FEATURES = (
 
 
 def effect_of(config: Any, effect: Effect) -> str:
-    """What a model's `config` asks for that has this `effect`, and why; else an empty string."""
+    """Describe the first feature of this `effect` that a model's `config` uses; "" for none."""
     found = (f for f in FEATURES if f.used is not None and f.effect is effect and f.used(config))
     feature = next(found, None)
     return "" if feature is None else f"{feature.of.replace('`', '')}: {feature.why}"

@@ -4,7 +4,7 @@
 something in a target's place. `--adaptra-dry-run`, scripts/drift.py, the table in docs/megatron.md
 and the tests read the same registry. Megatron is not imported here, and none of this needs torch.
 
-Beside the registry there is one more: baseline/cpu.py lets Megatron run where there is no CUDA.
+One more patch is not in the registry: baseline/cpu.py lets Megatron run where there is no CUDA.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINEAR = "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsy
 
 
 class Lasts(enum.Enum):
-    """How long a patch is in place."""
+    """A member of Lasts names how long a patch is in place."""
 
     PROGRAM = "from the import of Megatron's training program to the end of pretrain"
     JOB = "from activation to undo"
@@ -40,9 +40,9 @@ class Lasts(enum.Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """What decides which patches a run makes.
+    """A job holds the facts that decide which patches a run makes.
 
-    `stages`, `chunks`: of the pipeline, and of the model on each stage. `replicas`: data-parallel
+    `stages`: of the pipeline. `chunks`: of the model, on each stage. `replicas`: data-parallel
     copies. `program`: it is Megatron's own training program, entered through our flags. `clips`:
     gradients are clipped. `demo`: stock Megatron takes turns with the plugin, and is watched.
     `device`: the pipeline's messages are in GPUs' memory.
@@ -59,18 +59,18 @@ class Job:
 
     @property
     def runs(self) -> bool:
-        """Whether the plugin's engines run the pipeline, and not Megatron's alone."""
+        """True where the plugin's engines run the pipeline, and not Megatron's alone."""
         return self.stages > 1 and self.config.engine != "stock"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry. `targets` are set together, "module:name" or "module:Class.name".
+    """An entry describes a patch of `targets`, set together: "module:name", "module:Class.name".
 
     `why`: one sentence. `when`: the condition in words, of which `active` is the predicate. `of`:
     the one object of the class that gets the attribute instead of the class. `feature`: what is off
     in a Megatron without one of the targets; empty where the plugin cannot do without, so that
-    Megatron trains as stock. `some`: no release has all targets, and those that it has do.
+    Megatron trains as stock. `some`: no release has all targets; those that it has are enough.
     """
 
     targets: tuple[str, ...]
@@ -83,7 +83,7 @@ class Patch:
     some: bool = False
 
     def present(self) -> tuple[str, ...]:
-        """The targets of this process: of Megatron's training program only what is imported."""
+        """Return this process's targets, less those in training modules that are not imported."""
         if self.some:
             return tuple(filter(is_there, self.targets)) or self.targets
         return tuple(
@@ -355,34 +355,34 @@ PATCHES: Mapping[str, Patch] = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a run patches. `on`: the entries, by id; `off`: what is missing, by the entry's id."""
+    """A resolution lists a run's patches. `on`: entries' ids; `off`: missing targets by such id."""
 
     on: frozenset[str] = frozenset(PATCHES)
     off: Mapping[str, str] = field(default_factory=dict)
 
     def uses(self, name: str) -> bool:
-        """Whether the job makes the patch of entry `name`."""
+        """Return whether the job makes the patch of entry `name`."""
         return name in self.on
 
     def why_not(self, *ids: str) -> str:
-        """Why a feature that needs these entries is off, or an empty string."""
+        """Return why a feature that needs the entries of these `ids` is off, or an empty string."""
         gone = next((self.off[i] for i in ids if i in self.off), "")
         return f"this Megatron has no {gone}" if gone else ""
 
     def without_missing(self, config: AdaptraConfig) -> AdaptraConfig:
-        """The settings of this run, less what has to be off."""
+        """Return the settings of this run, less the features that have to be off."""
         if "small-collectives" not in self.on:
             config = replace(config, small_collectives="off")
         return replace(config, recompute=config.recompute and "recompute" not in self.off)
 
     def lines(self) -> list[str]:
-        """One line for each feature that is off."""
+        """Return one line for each feature that is off."""
         lines = {PATCHES[i].feature: f"this Megatron has no {gone}" for i, gone in self.off.items()}
         return [f"off: {feature}: {reason}" for feature, reason in lines.items()]
 
 
 def resolve(job: Job) -> Resolved:
-    """Look for every target of the run, and touch none.
+    """Check that every target of the run exists, and touch none.
 
     Raises UnsupportedMegatron if one is missing that the plugin cannot do without.
     """
@@ -425,7 +425,7 @@ def patch(name: str, of: Any = None, /, **values: Any) -> contextlib.ExitStack:
 
 
 def is_there(target: str) -> bool:
-    """Whether the installed Megatron, or torch, has `target`."""
+    """Return whether the installed Megatron, or torch, has `target`."""
     try:
         find(target)
     except (ImportError, AttributeError):

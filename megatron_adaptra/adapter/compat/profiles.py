@@ -1,4 +1,4 @@
-"""What differs between releases of megatron-core: one table, and the check of what is installed."""
+"""Differences between releases of megatron-core: one table, and the check of the installed one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SUPPORTED = "0.14 to 0.19"
 
 @dataclass(frozen=True)
 class Profile:
-    """`depth`: where the schedule reads its warmup from: `pp_group` or `total_stages`.
+    """A profile describes the releases from `first` on, up to the next profile's.
 
-    `groups`: the keyword that takes the process groups. `waits`: whether an interleaved schedule
-    with overlapped messages waits for a send before it frees what is being sent; without, gloo
-    delivers garbage.
+    `depth`: where the schedule reads its warmup from: `pp_group` or `total_stages`. `groups`: the
+    keyword that takes the process groups. `waits`: whether an interleaved schedule with overlapped
+    messages waits for a send before it frees what is being sent; without, gloo delivers garbage.
     """
 
     first: Version
@@ -43,8 +43,8 @@ _PROFILES = (
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _P2P = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator"
 _RANDOM = "megatron.core.tensor_parallel.random"
-# What is called, with the parameters that are given by keyword; what is patched stands in
-# patches.py. A release that lacks one of these is refused; all that it needs is checked.
+# The functions that we call, with the parameters that we pass by keyword; those that we patch are
+# in patches.py. A release that lacks one of these is refused.
 NEEDED: Mapping[str, set[str]] = {
     f"{_SCHEDULES}:forward_step": {
         "forward_step_func", "data_iterator", "model", "num_microbatches", "input_tensor",
@@ -83,12 +83,12 @@ NEEDED_BY_EXECUTOR: Mapping[str, set[str]] = {
     f"{_RANDOM}:_set_all_rng_states": set(),
     f"{_RANDOM}:_fork_rng": set(),
 }
-NEWEST = Version("0.19")  # what is newer gets the native engine, if its seams match
+NEWEST = Version("0.19")  # newer releases get the native engine, if their seams match
 
 
 @functools.cache  # asked in every iteration
 def installed_version() -> Version:
-    """The release of the megatron-core that gets imported, read without importing it.
+    """Return the release of the megatron-core that gets imported, without importing it.
 
     A checkout on the path counts before an installed wheel, as it does for Python. Raises
     UnsupportedMegatron if there is none.
@@ -102,7 +102,7 @@ def installed_version() -> Version:
 
 
 def _version_in(source: str) -> Version:
-    """MAJOR to PRE_RELEASE, as package_info.py of every release assigns them."""
+    """Return the version that a package_info.py, `source`, assigns as MAJOR to PRE_RELEASE."""
     parts = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
@@ -112,7 +112,7 @@ def _version_in(source: str) -> Version:
 
 
 def profile() -> Profile:
-    """The row for the installed release; raises UnsupportedMegatron."""
+    """Return the row for the installed release; raises UnsupportedMegatron where there is none."""
     version = installed_version()
     release = Version(f"{version.major}.{version.minor}")
     for row in _PROFILES:
@@ -124,28 +124,28 @@ def profile() -> Profile:
 
 
 def is_known() -> bool:
-    """Whether the installed release belongs to a line that the tests have seen."""
+    """Return whether the installed release is of a line that the tests have run on."""
     version = installed_version()
     return Version(f"{version.major}.{version.minor}") <= NEWEST
 
 
 def verify(row: Profile) -> None:
-    """Compare the installed Megatron with what is called of it; `row`: its own profile.
+    """Check that the installed Megatron has what the plugin calls; `row`: its own profile.
 
-    Raises UnsupportedMegatron.
+    Raises UnsupportedMegatron where it has not.
     """
     if words := lacking(NEEDED):
         raise misfit(words)
     from megatron.core.pipeline_parallel import schedules
 
-    # Where the warmup comes from is the one thing needed that no signature shows.
+    # The source of the warmup is the one thing needed that no signature shows.
     code = inspect.getsource(schedules.forward_backward_pipelining_without_interleaving)
     if row.depth not in code:
         raise misfit(f"the 1F1B schedule does not read its warmup from {row.depth}")
 
 
 def lacking(needed: Mapping[str, set[str]]) -> str:
-    """What of `needed`, a table like NEEDED, the installed Megatron lacks first, or nothing."""
+    """Describe the first entry of `needed`, a table like NEEDED, that is missing; "" for none."""
     for target, expected in needed.items():
         try:
             function = getattr(*find(target))
@@ -158,7 +158,7 @@ def lacking(needed: Mapping[str, set[str]]) -> str:
 
 
 def misfit(what: str) -> UnsupportedMegatron:
-    """The error that says in one line what about the installed Megatron does not fit, `what`."""
+    """Return the error that states in one line, `what`, how the installed Megatron does not fit."""
     return UnsupportedMegatron(
         f"megatron-core {installed_version()}: {what}; supported are {SUPPORTED}"
     )

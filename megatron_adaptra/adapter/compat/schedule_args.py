@@ -1,4 +1,4 @@
-"""What Megatron hands to its schedule functions, and what they would use by themselves."""
+"""The arguments of Megatron's schedule functions, and the process groups they use by default."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from megatron_adaptra.adapter.compat.profiles import call
 
 ScheduleArgs = dict[str, Any]  # keyword arguments of Megatron's schedule functions
 
-# The pipeline's group as seen by a middle stage. mHC leaves the first stage's input and the last
-# stage's output narrow, which are no messages.
+# The pipeline's group as a middle stage sees it. With mHC the first stage's input and the last
+# stage's output, which are no messages, are narrower than messages.
 _MIDDLE = types.SimpleNamespace(rank=lambda: 1, size=lambda: 3)
 
 
 def models_of(arguments: ScheduleArgs) -> list[Any]:
-    """The model chunks of this stage."""
+    """Return the model chunks of this stage."""
     model = arguments["model"]
     return list(model) if isinstance(model, list) else [model]
 
 
 def config_of(arguments: ScheduleArgs) -> Any:
-    """The model's configuration."""
+    """Return the model's configuration."""
     return schedules.get_model_config(models_of(arguments)[0])
 
 
 def only(data: Any) -> Any:
-    """The iterator in `data`, of a stage without chunks: Megatron may hand it over in a list."""
+    """Return the iterator in `data`, of a stage with one chunk: Megatron may put it into a list."""
     return data[0] if isinstance(data, list) else data
 
 
 def message_shape(arguments: ScheduleArgs) -> tuple[int, ...]:
-    """(sequence, microbatch, hidden) of every message between stages, by Megatron's own function.
+    """Return (sequence, microbatch, hidden) of every message, by Megatron's own function.
 
-    One that knows mHC multiplies hidden by the number of residual streams. The same on all ranks.
+    With mHC it multiplies hidden by the number of residual streams. The same on all ranks.
     """
     (shape,) = call(
         schedules.get_tensor_shapes,
@@ -56,7 +56,7 @@ def message_shape(arguments: ScheduleArgs) -> tuple[int, ...]:
 
 
 def message_of(arguments: ScheduleArgs) -> Callable[[], torch.Tensor]:
-    """What makes empty tensors of a message's shape."""
+    """Return a function that makes empty tensors of a message's shape, on the current device."""
     dtype, device = config_of(arguments).pipeline_dtype, torch.cuda.current_device()
     like = torch.empty(0, dtype=dtype, device=device)
     # A tenth of the time of an empty() with all arguments.
@@ -64,12 +64,12 @@ def message_of(arguments: ScheduleArgs) -> Callable[[], torch.Tensor]:
 
 
 def message_bytes(arguments: ScheduleArgs) -> int:
-    """What a message between stages takes."""
+    """Return the bytes of a message between stages."""
     return int(math.prod(message_shape(arguments)) * config_of(arguments).pipeline_dtype.itemsize)
 
 
 def default_groups() -> Any:
-    """The process groups that Megatron's schedule would use by itself."""
+    """Return the process groups that Megatron's schedule would use by itself."""
     if hasattr(schedules, "_build_default_pg_collection"):
         return schedules._build_default_pg_collection()
     if hasattr(schedules, "ProcessGroupCollection"):

@@ -22,10 +22,11 @@ _active: list[Activation] = []  # at most one
 
 
 class Activation:
-    """What `activate` did. `session` is this rank's plugin; `over`: it has been undone.
+    """An activation holds what `activate` has put in place, and takes it back.
 
-    `reductions`: the job's GradientReduction and ShardedReduction, where plans reduce. `shares`:
-    this rank's Shares, with `--adaptra-sync` other than full.
+    `session`: this rank's plugin. `over`: all has been taken back. `reductions`: the job's
+    GradientReduction and ShardedReduction, where plans reduce. `shares`: this rank's Shares, with
+    `--adaptra-sync` other than full.
     """
 
     def __init__(self, session: Any) -> None:
@@ -38,16 +39,16 @@ class Activation:
         at_exit(self, _leave)
 
     def undo_with(self, undo: Callable[[], None]) -> None:
-        """Call `undo` at the end, too: what came last is undone first."""
+        """Call `undo` at the end, too; the last one given is called first."""
         self._stack.callback(undo)
 
     def reduce_by(self, reduction: Any) -> None:
-        """A `reduction` of PlannedCollectives is in place; it is closed at the end."""
+        """Keep a `reduction` of PlannedCollectives that is in place, and close it at the end."""
         self.reductions.append(reduction)
         self.undo_with(reduction.close)
 
     def undo(self) -> None:
-        """Put everything back; a second call does nothing. What fails is logged, not raised."""
+        """Put everything back; a second call does nothing. An error is logged, not raised."""
         self.over = True
         with contextlib.suppress(ValueError):
             _active.remove(self)
@@ -72,7 +73,7 @@ def activate(
         demo: stock Megatron takes turns with the plugin, and is watched.
 
     Returns:
-        What has been done; its `undo` puts everything back. At most one is active in a process.
+        The activation, whose `undo` puts everything back. At most one is active in a process.
 
     Raises:
         UnsupportedMegatron: this release is not known, or a function that we patch is not as in it.
@@ -140,9 +141,9 @@ def activate(
 
 
 def _gpu_of_all() -> Device:
-    """This rank's GPU, where all ranks can open theirs: all of them are stock, or none.
+    """Open this rank's GPU where all ranks can open theirs.
 
-    Raises UnsupportedBackend, on all ranks alike.
+    Raises UnsupportedBackend on all ranks where some rank cannot: all train as stock, or none.
     """
     from megatron_adaptra.adapter.compat.backend import open_gpu
     from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
@@ -160,15 +161,16 @@ def _gpu_of_all() -> Device:
 
 
 def _leave(activation: Activation) -> None:
-    """At the end of the process. After an error others are not waited for."""
+    """Undo an activation as the process ends; not after an error, to wait for no other rank."""
     if not hasattr(sys, "last_value"):
         activation.undo()
 
 
 def _schedule() -> Any:
-    """Megatron's get_forward_backward_func, the same wherever its name is bound.
+    """Return Megatron's get_forward_backward_func, the same wherever its name is bound.
 
-    Raises UnsupportedMegatron for another function, and for one that gives another's schedule.
+    Raises UnsupportedMegatron where another function is bound to the name, or where it gives a
+    schedule that is not Megatron's.
     """
     from megatron_adaptra.adapter.pipeline.compatibility import not_megatrons
 

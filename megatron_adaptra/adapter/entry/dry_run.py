@@ -1,4 +1,4 @@
-"""`--adaptra-dry-run`: what the plugin would do in this job, printed without starting it."""
+"""`--adaptra-dry-run`: a printed account of what the plugin would do in this job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDEST = 200  # columns of a drawing that people still read
 
 
 def show(args: Any, job: Job) -> None:
-    """Print it, from rank 0. `args` are Megatron's, validated."""
+    """Print the dry run of a `job`, at rank 0. `args`: Megatron's, validated."""
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(_lines(args, job)), flush=True)
 
@@ -50,7 +50,7 @@ def _lines(args: Any, job: Job) -> list[str]:
 
 
 def _patched(lasts: Lasts, resolved: Resolved) -> list[str]:
-    """What is patched for that long, and why."""
+    """Return lines on the patches that last as long as `lasts`: their targets, and why."""
     out = []
     for name, entry in PATCHES.items():
         if entry.lasts is lasts and resolved.uses(name):
@@ -69,7 +69,7 @@ def _engine(args: Any, config: AdaptraConfig) -> str:
 
 
 def _plan(args: Any, config: AdaptraConfig) -> list[str]:
-    """The plan of a healthy pipeline, with equal stages and a backward of two forwards."""
+    """Return lines on a healthy pipeline's plan: stages are equal, backwards take two forwards."""
     stages = args.pipeline_model_parallel_size
     count = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
     out = [

@@ -1,4 +1,4 @@
-"""What the plugin does to an iteration's end, once Megatron has its model and its optimizer."""
+"""Patches of an iteration's end, made once Megatron has its model and its optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatron_adaptra.adapter.step.step_result import StepResultSync
 def attach(session: Session, built: Any) -> contextlib.ExitStack:
     """Patch what a step waits for; `built`: by Megatron's `setup_model_and_optimizer`.
 
-    Collective. Closing what it returns takes it back.
+    A collective. To close the returned stack undoes the patches.
     """
     from megatron.training import get_args, get_timers
 

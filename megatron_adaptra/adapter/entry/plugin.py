@@ -30,7 +30,7 @@ _NOT_READ = "the script has not called Megatron's training program, which reads 
 
 
 class Plugin:
-    """This process's plugin.
+    """A plugin wraps the functions of Megatron's training program in this process.
 
     `config` is None without `--adaptra`, `activation` until it trains, and both after its end.
     """
@@ -58,14 +58,14 @@ class Plugin:
         return self.activation.session if self.activation is not None else None
 
     def had_no_effect(self) -> str:
-        """Why `--adaptra` has done nothing in this process, now that it ends; or nothing."""
+        """Return why `--adaptra` has done nothing in this process, which ends; "" where it has."""
         by_hand = f"{__package__}.activate" in sys.modules  # by the script itself, perhaps
         return "" if by_hand and not self._refused else self._why
 
     def wrap(self, module: Any) -> None:
         """Put our wrappers into a `module` of Megatron's that has just been imported.
 
-        What it lacks is left out: `resolve` will say so, if the flags ask for the plugin.
+        A function that it lacks is left out: `resolve` reports it, if the flags ask for the plugin.
         """
         for entry, wrapper in self.wrappers.items():
             (target,) = PATCHES[entry].targets
@@ -79,14 +79,14 @@ class Plugin:
                 self._without_flags()
 
     def _without_flags(self) -> None:
-        """Megatron has no parser that we know: it must not see our flags."""
+        """Read our flags, and hide them from a Megatron whose parser we do not know."""
         self._read_flags()
         sys.argv[1:] = flags.others(sys.argv[1:])
         if self.config is not None:
             self._train_as_stock(misfit(f"{PATCHES['flags'].targets[0]} does not exist"))
 
     def _read_flags(self) -> None:
-        """Megatron may parse more than once: some releases do, and in-process restart."""
+        """Read our flags at every parse: some releases and an in-process restart parse twice."""
         try:
             config = flags.read(sys.argv[1:])
         except AdaptraError as error:
@@ -114,7 +114,7 @@ class Plugin:
         return result
 
     def _check(self, args: Any) -> None:
-        """All problems that are known before processes meet."""
+        """Check the settings as far as possible before processes meet; end here after a dry run."""
         from megatron_adaptra.adapter.compat.profiles import profile
         from megatron_adaptra.adapter.shares.sources import fit
         from megatron_adaptra.emulate import worker_rules
@@ -157,7 +157,7 @@ class Plugin:
             self._train_as_stock(error)
 
     def _setup(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Around `setup_model_and_optimizer`: the groups exist, and a checkpoint gets loaded."""
+        """Activate the plugin, call `setup_model_and_optimizer`, and resume a checkpoint's plan."""
         if self.config is None or self.activation is not None:
             return wrapped(*args, **kwargs)
         self._activate()
@@ -217,7 +217,7 @@ class Plugin:
         return result
 
     def _count_skipped(self) -> None:
-        """Iterations that Megatron has left out count, too, as in its log: on all ranks alike."""
+        """Count iterations that Megatron has skipped, too, as its log does, on all ranks alike."""
         from megatron.training import get_args
 
         number = int(getattr(get_args(), "curr_iteration", self._next))
@@ -256,7 +256,7 @@ class Plugin:
             self.session.guard.later(checkpoint.save, self.session, given["iteration"])
 
     def _pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Whatever ends training, its own exit conditions included, ends the plugin too."""
+        """Run the training; end the plugin with it, whether it returns, raises or exits."""
         try:
             return wrapped(*args, **kwargs)
         except Exception as error:
@@ -272,7 +272,7 @@ class Plugin:
 
 
 def _job(args: Any, config: AdaptraConfig) -> Job:
-    """What Megatron's arguments, validated, say of the job."""
+    """Return the job that Megatron's validated arguments describe."""
     return Job(
         config,
         stages=args.pipeline_model_parallel_size,

@@ -1,8 +1,8 @@
 """Putting the plugin into a process that will import Megatron's training program.
 
 `register` asks to be called when modules of Megatron are imported, and the functions that a
-training program goes through are wrapped before anybody can bind their names. Nothing is imported
-early.
+training program goes through are wrapped before any module can bind their names. Nothing is
+imported early.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def register() -> None:
 
 
 def _asks_for_gloo(argv: list[str]) -> bool:
-    """Whether `--distributed-backend gloo` is there: Megatron's word for training on CPUs."""
+    """Return whether `argv` has `--distributed-backend gloo`, Megatron's for training on CPUs."""
     flag = "--distributed-backend"
     return f"{flag}=gloo" in argv or any(pair == (flag, "gloo") for pair in pairwise(argv))
 

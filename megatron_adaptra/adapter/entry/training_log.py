@@ -1,4 +1,4 @@
-"""What people see while Megatron trains: its log line, its TensorBoard and its W&B."""
+"""Our additions to what people see of a training: Megatron's log line, TensorBoard and W&B."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOG_LINE = "elapsed time per iteration"  # in Megatron's own line, in every rel
 
 
 def lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
-    """Until `stack` is left, Megatron's log line ends with the plan of `session`."""
+    """Add the plan of `session` to the end of Megatron's log line, until `stack` is left."""
     from megatron.training import training
 
     original, text = training.print_rank_last, f" adaptra: {status.summary(session.run)} |"
@@ -27,7 +27,7 @@ def lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
 
 
 def write_scalars(activation: Activation, training_log: Any, args: Any, kwargs: Any) -> None:
-    """Our scalars beside Megatron's; `args`, `kwargs`: those of a call of its `training_log`."""
+    """Write our scalars beside Megatron's; `args`, `kwargs`: of a call of its `training_log`."""
     from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
 
     iteration = inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"]

@@ -1,4 +1,4 @@
-"""What activations take: when it is measured, and how, where Megatron runs the ops."""
+"""Bytes of activations: when they are measured, and how, where Megatron runs the ops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron_adaptra.ir.program import Program
 
 
 class ByteCounts:
-    """In one iteration of every program, but not in the first one, in which caches are filled."""
+    """A ByteCounts measures one iteration per program, never the first, in which caches fill."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class ByteCounts:
         self._counted: Program | None = None
 
     def due(self, program: Program) -> bool:
-        """Whether the iteration to come, of `program`, is the one; ask once per iteration."""
+        """Return whether to measure the iteration to come, of `program`; ask once per iteration."""
         due = self._warm and self._counted is not program
         self._warm = True
         if due:
@@ -38,7 +38,7 @@ class ByteCounts:
     def around(self, program: Program, arguments: ScheduleArgs) -> Iterator[None]:
         """Measure an iteration of `program`, with Megatron's `arguments`, if that is due.
 
-        Nobody needs to know where there is no budget in bytes.
+        It is never due without a budget in bytes.
         """
         context = self._context
         if not (context.budget.in_bytes and self.due(program)):

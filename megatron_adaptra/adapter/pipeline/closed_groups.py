@@ -23,25 +23,25 @@ _SHARDED = {
 
 
 class Tie(NamedTuple):
-    """Global `ranks` that run the same order, and `why`; "" where they are of one replica."""
+    """A tie binds global `ranks` to one order of ops. `why`: "" where they are of one replica."""
 
     ranks: tuple[int, ...]
     why: str = ""
 
 
 def own_ranks() -> list[Tie]:
-    """The ties of this rank with its pipeline, and with its tensor and context parallel ranks."""
+    """Return this rank's ties with its pipeline, and with its tensor and context parallel ranks."""
     groups = mpu.get_tensor_and_context_parallel_group(), mpu.get_pipeline_model_parallel_group()
     return [Tie(_ranks(group)) for group in groups]
 
 
 def at_my_stage() -> tuple[int, ...]:
-    """The ranks of this replica that run the same ops as this rank."""
+    """Return the ranks of this replica that run the same ops as this rank."""
     return _ranks(mpu.get_tensor_and_context_parallel_group())
 
 
 def configured(config: Any, models: Sequence[Any]) -> list[Tie]:
-    """The ties that Megatron's settings are known for, of Megatron 0.14 to 0.20.
+    """Return the ties that follow from Megatron's settings, in releases 0.14 to 0.20.
 
     `config`: the model's; `models`: this rank's chunks. A tie may lie within one replica.
     """
@@ -60,7 +60,7 @@ def configured(config: Any, models: Sequence[Any]) -> list[Tie]:
 def components(
     own: Iterable[Tie], others: Iterable[Tie], ranks: int
 ) -> tuple[list[int], dict[int, str]]:
-    """Of each of so many `ranks`, the lowest rank of its closed group.
+    """Find the closed groups among so many `ranks`, each named by its lowest rank.
 
     Args:
         own: the ties of replicas, of all ranks.
@@ -92,7 +92,7 @@ def components(
 
 
 def beyond(own: Iterable[Tie], others: Iterable[Tie]) -> str:
-    """Why this rank is in one closed group with other replicas, or an empty string.
+    """Return why this rank is in one closed group with other replicas, or an empty string.
 
     `own`, `others`: this rank's ties.
     """
@@ -101,7 +101,7 @@ def beyond(own: Iterable[Tie], others: Iterable[Tie]) -> str:
 
 
 def _amaxes(config: Any) -> Any:
-    """TransformerEngine all-reduces the amaxes of a forward, and of a backward, at its end."""
+    """Return the group over which TransformerEngine all-reduces amaxes at an op's end, or None."""
     recipe = getattr(config, "fp8_recipe", None)
     if not getattr(config, "fp8", None) or getattr(recipe, "value", recipe) != "delayed":
         return None
@@ -110,7 +110,10 @@ def _amaxes(config: Any) -> Any:
 
 
 def _balance(config: Any) -> Any:
-    """Where forwards are recomputed, routers add up tokens in backwards; else in forwards."""
+    """Return the group over which routers add up tokens for `global_aux_loss`, or None.
+
+    They do so in forwards, or in backwards where forwards are recomputed.
+    """
     kinds, weights = (
         getattr(config, name, None)
         for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
@@ -129,7 +132,7 @@ def _shards(config: Any) -> list[Any]:
 
 
 def _fsdp(config: Any, models: Sequence[Any]) -> Any:
-    """Megatron's own FSDP, and torch's; either wraps a chunk in a class of its own."""
+    """Return the replicas' group where Megatron's FSDP, or torch's, wraps a chunk, or None."""
     flags = ("use_megatron_fsdp", "use_custom_fsdp")
     for model in models:
         ddp = getattr(model, "ddp_config", None)

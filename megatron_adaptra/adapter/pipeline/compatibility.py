@@ -1,4 +1,4 @@
-"""Which of Megatron's calls are ours, and what its model and its release allow."""
+"""Limits of the plugin: calls of Megatron's, models and releases that it leaves to Megatron."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STREAMS = (
 def not_ours(
     function: Any, arguments: dict[str, Any], engine: str, stages: int, patches: Resolved
 ) -> str:
-    """Why a call of `function`, a schedule of Megatron's, is left to it, or an empty string.
+    """Return why a call of `function`, a schedule, is left to Megatron, or an empty string.
 
     `arguments`: of the call. `engine`: the setting. `stages`: of the pipeline.
     """
@@ -63,9 +63,9 @@ def not_ours(
 
 
 def not_megatrons(function: Any) -> str:
-    """What stands in for Megatron's schedules, and what to do, unless `function` is one of them.
+    """Describe what stands in for Megatron's schedules, and what to do; "" for one of its own.
 
-    An empty string for one of Megatron's. `function`: what its get_forward_backward_func gives.
+    `function`: what Megatron's get_forward_backward_func gives.
     """
     if function in (
         schedules.forward_backward_no_pipelining,
@@ -83,7 +83,7 @@ def not_megatrons(function: Any) -> str:
 
 
 def _not_our_width(arguments: dict[str, Any]) -> str:
-    """Why the width of messages under mHC is not known, or an empty string."""
+    """Return why the width of messages under mHC is not known, or an empty string."""
     config = config_of(arguments)
     for flag, number in _STREAMS:
         if not getattr(config, flag, False):
@@ -98,7 +98,7 @@ def _not_our_width(arguments: dict[str, Any]) -> str:
 
 
 def _not_our_ranks(arguments: dict[str, Any]) -> str:
-    """Why a pipeline is not the one that Megatron's state has, or an empty string."""
+    """Return how a pipeline differs from the one in Megatron's state, or an empty string."""
     group = getattr(arguments.get("pg_collection"), "pp", None)
     if group is None:
         return ""
@@ -110,7 +110,7 @@ def _not_our_ranks(arguments: dict[str, Any]) -> str:
 
 
 def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:
-    """Why an interleaved schedule is not of the kind that we run, or an empty string."""
+    """Return why an interleaved schedule is not of the kind that we run, or an empty string."""
     config, count = config_of(arguments), arguments["num_microbatches"]
     group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
     if group != stages or count % stages:
@@ -121,7 +121,7 @@ def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:
 
 
 def unsupported(arguments: dict[str, Any]) -> str:
-    """Why the executor cannot run this model on this release, or an empty string.
+    """Return why the executor cannot run this model on this release, or an empty string.
 
     `arguments`: those of Megatron's schedule.
     """
@@ -147,7 +147,7 @@ def unsupported(arguments: dict[str, Any]) -> str:
 def limits_of(
     arguments: dict[str, Any], config: AdaptraConfig, patches: Resolved
 ) -> dict[str, str]:
-    """What the executor is asked for and cannot do here, with the reason, or an empty one.
+    """Return, for each feature that the executor is asked for, why it cannot have it, or "".
 
     `arguments`: those of Megatron's schedule.
     """

@@ -20,14 +20,14 @@ Pair = tuple[int, int]  # workers, the lower one first
 
 
 class CrossLinks:
-    """Those of one worker, beside the links within its replica.
+    """A CrossLinks object opens and keeps one worker's links to workers of other replicas.
 
     Args:
-        worker: this one.
+        worker: its number.
         stages: of each replica.
         ranks: global ranks, by worker.
-        wire: over which they go.
-        transports: to which they are added: a name each, the same at all ends.
+        wire: over which the links go.
+        transports: to which the links are added, each by a name that is the same at all ends.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class CrossLinks:
     def open(self, proposal: Proposal, in_force: Bundle) -> None:
         """Open what a `proposal` asks for and is not open, before this rank agrees to it.
 
-        A connection that only one of its ends knows of would be of no use: what was opened for a
-        proposal that was refused is opened again for the next one.
+        A connection is of no use unless both its ends know of it: one that was opened for a refused
+        proposal is opened again for the next one.
 
         Args:
             proposal: which may hold links, a schedule that uses links, or both.
-            in_force: the bundle that is.
+            in_force: the bundle that is in force.
 
         Raises:
             BadBundle: links that cannot be, or a schedule that uses others than there are.
@@ -73,7 +73,7 @@ class CrossLinks:
             self._open(f"cross/{proposal.key}", sorted(mine))
 
     def keep(self, links: Links) -> list[int]:
-        """All ranks have these `links` from now on; with whom this one has new ones."""
+        """Keep `links`, which all ranks have now; return the workers that new ones lead to."""
         with self._lock:
             new = {pair for pair in links.pairs if self._worker in pair} - self._kept
             self._kept |= new
@@ -87,7 +87,7 @@ class CrossLinks:
 
 @functools.lru_cache(maxsize=8)
 def crossing(schedule: Schedule) -> frozenset[Pair]:
-    """The pairs of workers of different replicas that exchange messages under `schedule`."""
+    """Return the pairs of workers of different replicas that exchange messages in `schedule`."""
     if schedule.replicas == 1:
         return frozenset()
     stages = schedule.stages

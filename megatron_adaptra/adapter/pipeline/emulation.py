@@ -1,4 +1,4 @@
-"""What of this rank is emulated: slow links and paths of its worker, and slow ops."""
+"""Emulation on this rank: slow links and paths of its worker, and slow ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatron_adaptra.ir.op import Op
 
 
 class Emulation(NamedTuple):
-    """`links`: delays messages, `worker`: delays ops; None where the job has no rule for such."""
+    """An emulation slows a rank: `links` its messages, `worker` its ops; None without a rule."""
 
     links: LinkEmulator | None
     worker: WorkerEmulator | None
@@ -31,10 +31,10 @@ class Emulation(NamedTuple):
     def of_rank(
         cls, config: AdaptraConfig, stage: int, stages: int, together: bool = False
     ) -> Emulation:
-        """What the `config` asks for of this rank's worker: this `stage` of so many `stages`.
+        """Make the emulation that the `config` asks for at this `stage` of so many `stages`.
 
-        `emulated_links` has what `together` means for links. Raises BadInput for an unusable rule,
-        and for slow workers where there can be none.
+        `together`: see `emulated_links`. Raises BadInput for an unusable rule, and for slow workers
+        where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
         if config.emulate_worker and (why := worker_rules.why_no_slowness(on_gpu)):
@@ -48,7 +48,7 @@ class Emulation(NamedTuple):
         return cls(links, WorkerEmulator(worker, slow, steady) if slow else None)
 
     def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
-        """The probe of a rank at this `stage`, with this `guard` and `device`."""
+        """Make the probe of a rank at this `stage`, with this `guard` and `device`."""
         if self.worker is not None and self.worker.rules:
             return SlowedProbe(guard, stage, device, self.worker)
         return GuardedProbe(guard, stage, device)
@@ -57,7 +57,7 @@ class Emulation(NamedTuple):
 def emulated_links(
     config: AdaptraConfig, stage: int, stages: int, together: bool = False
 ) -> LinkEmulator | None:
-    """What delays messages of this rank, at this `stage` of so many `stages`, by the `config`.
+    """Make the emulator of this rank's links by the `config`, at this `stage` of so many `stages`.
 
     The links are those of its replica's own pipeline, between stages; where replicas are planned
     `together`, those to all workers, between workers. None without a rule. Megatron's groups exist.

@@ -1,4 +1,4 @@
-"""Who runs an iteration: Megatron as it is, its schedule over our messages, or our executor."""
+"""Engines of an iteration: Megatron as it is, its schedule over our messages, our executor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from megatron_adaptra.ir.op import Kind
 
 
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
-    """Megatron's own schedule `function`, kept from freeing what it is still sending."""
+    """Run Megatron's own schedule `function`, kept from freeing what it is still sending."""
     config = config_of(arguments)
     unprotected = bool(context.patches.why_not("whole-outputs"))
     if unprotected or not stock.frees_too_early(function, config, context.profile.waits):
@@ -53,7 +53,7 @@ def run_stock(
     function: Any,
     arguments: ScheduleArgs,
 ) -> Any:
-    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated.
+    """Run Megatron's own schedule `function`, with links and ops as slow as ours, where emulated.
 
     `sends`: of this job, None where no link is. `iteration`: which the emulation's rules name.
     """
@@ -66,14 +66,14 @@ def run_stock(
 
 
 def run_measured(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
-    """Megatron's own schedule `function` over its own messages, of which we see when ops run."""
+    """Run Megatron's own schedule `function` over its own messages, and measure when ops run."""
     probe = context.probe
     with timed_messages(probe), traced_ops(probe, run.line, probe.spoilt):
         return run_megatron(context, function, arguments)
 
 
 def run_native(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
-    """Megatron's own schedule `function` over our messages, with the plan's warmup."""
+    """Run Megatron's own schedule `function` over our messages, with the plan's warmup."""
     line, mailbox, profile = run.line, run.wiring.mailbox, context.profile
     group, config = mpu.get_pipeline_model_parallel_group(), config_of(arguments)
     chunks = len(models_of(arguments))
@@ -94,7 +94,7 @@ def run_native(context: RankContext, run: Run, function: Any, arguments: Schedul
 
 
 class Executor:
-    """Runs iterations op by op; keeps what outlives one of them.
+    """An executor runs iterations op by op, and keeps what outlives one of them.
 
     `counts`: when activations are measured.
     """
@@ -107,7 +107,7 @@ class Executor:
 
     @contextlib.contextmanager
     def learning(self, arguments: ScheduleArgs) -> Iterator[None]:
-        """Around an iteration of Megatron's own, whose order of gradients is kept to."""
+        """Record the order of gradients in an iteration of Megatron's own, for later ones."""
         if self._context.config.engine != "executor":
             yield
             return
@@ -115,7 +115,7 @@ class Executor:
             yield
 
     def runs(self, arguments: ScheduleArgs) -> bool:
-        """Whether the executor is wanted and can run this call of Megatron's schedule."""
+        """Return whether the executor is wanted and can run this call of Megatron's schedule."""
         if self._context.config.engine != "executor":
             return False
         if reason := unsupported(arguments):
@@ -124,7 +124,7 @@ class Executor:
         return not reason
 
     def run(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Any:
-        """One iteration; in the first of every program bytes of activations are counted.
+        """Run one iteration; where ByteCounts asks for it, bytes of activations are counted.
 
         `iteration`: how many went before, those that Megatron has run again included.
         """
@@ -143,5 +143,5 @@ class Executor:
 
 
 def groups_of(context: RankContext, arguments: ScheduleArgs) -> Any:
-    """The caller's process groups, or those that Megatron's schedule would use."""
+    """Return the caller's process groups, or those that Megatron's schedule would use."""
     return arguments.get(context.profile.groups) or default_groups()

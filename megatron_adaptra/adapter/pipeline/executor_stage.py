@@ -1,6 +1,6 @@
 """The executor seam: a stage whose ops run through Megatron's forward_step and backward_step.
 
-What surrounds the ops of an iteration (gradient synchronisation, deallocation of sent outputs,
+All that surrounds the ops of an iteration (gradient synchronisation, deallocation of sent outputs,
 finalisation of gradients) follows Megatron's schedules, so that losses and parameters are the same.
 """
 
@@ -34,7 +34,7 @@ from megatron_adaptra.ir.schedule import Line
 
 @dataclass
 class _Held:
-    """One microbatch of one chunk, from its forward to its backward."""
+    """A _Held keeps one microbatch of one chunk, from its forward to its backward."""
 
     received: torch.Tensor | None
     output: torch.Tensor
@@ -43,18 +43,17 @@ class _Held:
 
 
 def key_of(op: Op) -> Key:
-    """What an op is about: its microbatch, its chunk and its home."""
+    """Return the microbatch, the chunk and the home of an op."""
     return op[1:]
 
 
 class MegatronStage:
-    """One training iteration of the worker that `mailbox` belongs to.
+    """A stage runs one training iteration of the worker that `mailbox` belongs to.
 
-    `line`: its ops. `groups`: Megatron's process groups. `guard`: what activations take is measured
-    through it. `splits`: one per chunk, where the line
-    has halves of backwards. `count_bytes`: whether to measure what activations take, which costs
-    time on a CPU. `drawn`: what forwards draw where that goes by home, not op after op; its
-    iteration has begun.
+    `line`: its ops. `groups`: Megatron's process groups. `guard`: bytes of activations are measured
+    through it. `splits`: one per chunk, where the line has halves of backwards. `count_bytes`:
+    whether to measure bytes of activations, which takes time on a CPU. `drawn`: random states of
+    forwards, where these go by home, not op after op; its iteration has begun.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class MegatronStage:
         self.stage, self.routes = mailbox.stage, mailbox.neighbours.routes
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
-        # With which Megatron begins an iteration of a chunk: layers cache their weights' casts.
+        # Each chunk's first forward, which Megatron marks: layers cache their weights' casts.
         self._first = {op.chunk: op for op in reversed(line) if op.kind is Kind.F}
         self.recomputed = {key_of(op) for op in line if op.kind is Kind.R}
         self.sync = GradSync(self.config, self.models, line, self.stage)
@@ -87,7 +86,7 @@ class MegatronStage:
         self._gradients: dict[Key, torch.Tensor | None] = {}  # of inputs, until they are sent
 
     def run(self) -> list[Any]:
-        """Run the line; what the last stage's loss function returned, per microbatch."""
+        """Run the line; return what the last stage's loss function gave, per microbatch."""
         config, last_stage = self.config, self.stage == self.routes.stages - 1
         finalize = config.finalize_model_grads_func
         # Megatron hands over a list exactly where there are several chunks.
@@ -128,7 +127,7 @@ class MegatronStage:
         return self.losses
 
     def forward(self, op: Op) -> None:
-        """F3: Megatron's forward step; one that will be recomputed keeps its input alone."""
+        """Run F3, Megatron's forward step; one that will be recomputed keeps its input alone."""
         self.sync.before_forward()
         received = None if self._is_first(op) else self.mailbox.take(op)
         if received is not None:
@@ -158,7 +157,7 @@ class MegatronStage:
             self._deallocate(output)
 
     def recompute(self, op: Op) -> None:
-        """R3: the same forward again, now with its activations."""
+        """Run R3, the same forward again, now with its activations."""
         held = self._held[key_of(op)]
         replay, held.replay = held.replay, None
         assert replay is not None
@@ -173,13 +172,13 @@ class MegatronStage:
         self._deallocate(held.output)
 
     def send_forward(self, op: Op) -> None:
-        """SF3: send the output and free it."""
+        """Run SF3: send the output and free it."""
         held = self._held[key_of(op)]
         self.mailbox.send(op, held.output)
         self._deallocate(held.output)  # the mailbox has its copy
 
     def backward(self, op: Op) -> None:
-        """B3: Megatron's backward step."""
+        """Run B3, Megatron's backward step."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
         held = self._held.pop(key_of(op))
         weights = op if op.kind is Kind.B else op._replace(kind=Kind.W)
@@ -202,7 +201,7 @@ class MegatronStage:
         self.meter.release(key_of(op))
 
     def backward_input(self, op: Op) -> None:
-        """I3: the gradient of the input; those of weights are stored, where there are halves."""
+        """Run I3: compute the input's gradient; store those of weights, if there are halves."""
         if self.splits[op.chunk].whole(self._held[key_of(op)].output):
             self.backward(op)
             return
@@ -224,7 +223,7 @@ class MegatronStage:
         self.meter.hold_half(key_of(op), store.tensors())
 
     def backward_weight(self, op: Op) -> None:
-        """W3: the gradients of the weights, unless I3 has computed them."""
+        """Run W3: compute the gradients of the weights, unless I3 has computed them."""
         store = self._stores.pop(key_of(op), None)
         if store is None:
             self.mailbox.probe.op_begins()
@@ -238,7 +237,7 @@ class MegatronStage:
         self.meter.release(key_of(op))
 
     def send_backward(self, op: Op) -> None:
-        """SB3: send the gradient of the input."""
+        """Run SB3: send the gradient of the input."""
         gradient = self._gradients.pop(key_of(op))
         assert gradient is not None
         self.mailbox.send(op, gradient)
@@ -246,7 +245,7 @@ class MegatronStage:
     def _step(
         self, op: Op, received: torch.Tensor | None, data: Any, losses: list[Any]
     ) -> tuple[torch.Tensor, Any]:
-        """Megatron's forward of one microbatch; output and number of tokens."""
+        """Run Megatron's forward of one microbatch; return its output and number of tokens."""
         output, tokens = call(
             schedules.forward_step,
             forward_step_func=self.arguments["forward_step_func"],

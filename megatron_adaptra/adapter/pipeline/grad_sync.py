@@ -20,7 +20,7 @@ _WEIGHTS = (Kind.B, Kind.W)
 
 
 class GradSync:
-    """One iteration of one stage.
+    """A GradSync starts the synchronisations in one iteration of one stage.
 
     `config`: the model's; `models`: its chunks; `line`: the ops it is going to run; `stage`: its
     index.
@@ -42,18 +42,18 @@ class GradSync:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is reduced now, however full its bucket is."""
+        """True while synchronisation is paused: no bucket is reduced, however full it is."""
         return self._paused is not None
 
     def begin(self) -> None:
-        """Before the first op."""
+        """Pause reductions; with several chunks, gather the parameters of the first two."""
         self._pause()
         if len(self._models) > 1 and self._params:
             for chunk in (0, 1):
                 self._params[chunk](self._models[chunk].parameters())
 
     def before_forward(self) -> None:
-        """The chunk after the one that all stages start now gets its parameters."""
+        """Gather the parameters of the chunk after the one that all stages start now."""
         turn, self._forwards = self._forwards + self._stage, self._forwards + 1
         if len(self._models) > 1 and self._params and turn in self._first:
             chunk = self._first[turn] + 1
@@ -61,14 +61,14 @@ class GradSync:
                 self._params[chunk](self._models[chunk].parameters())
 
     def before_weights(self, op: Op) -> None:
-        """Before the op that computes weight gradients: a whole backward or its second half."""
+        """Resume reductions for `op`, a backward or its weight half, if it is its chunk's last."""
         alone = len(self._models) == 1
         if op == self._last[op.chunk] and (not self._grads or (alone and self._stage == 0)):
             self._resume()
             self._synchronised.add(op.chunk)
 
     def after_weights(self, op: Op) -> None:
-        """After that op: chunks whose turn it is start their reduction."""
+        """Start the reductions of chunks whose turn it is after that `op`, and pause again."""
         if len(self._models) == 1:
             return
         if self._grads:
@@ -79,7 +79,7 @@ class GradSync:
         self._pause()
 
     def end(self) -> None:
-        """What has not been started; then gradients can be finalised."""
+        """Start all reductions that have not been started; then gradients can be finalised."""
         self._resume()
         for chunk, model in enumerate(self._models):
             if self._grads and chunk not in self._synchronised:
@@ -113,7 +113,7 @@ def _params(config: Any) -> Any:
 
 
 def _each(functions: Any, count: int) -> list[Any]:
-    """Megatron's function for all chunks, or its list of one per chunk, as a list."""
+    """Return Megatron's function for all chunks, or its list of them, as a list by chunk."""
     if functions is None:
         return []
     return list(functions) if isinstance(functions, list) else [functions] * count

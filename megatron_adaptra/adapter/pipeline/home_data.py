@@ -16,20 +16,20 @@ from megatron_adaptra.ir.op import Op
 
 
 class ReadsHomes(Protocol):
-    """A data iterator of one iteration that can be had for another replica, too."""
+    """A data iterator of this kind gives one iteration's batches of other replicas, too."""
 
     def of_home(self, home: int) -> Iterator[Any]:
-        """The batches of replica `home` in the same iteration, from the first one on."""
+        """Return the batches of replica `home` in the same iteration, from the first one on."""
         ...
 
 
 def reads_homes(iterator: Any) -> TypeGuard[ReadsHomes]:
-    """Whether a data `iterator`, or what it stands in for, can be had for another replica."""
+    """Return whether a data `iterator`, or the one it wraps, can give another replica's batches."""
     return hasattr(iterator, "of_home")  # isinstance of a protocol overlooks stand-ins
 
 
 class HomeData:
-    """What the data iterator of one stage gives, over all iterations.
+    """A HomeData makes a data iterator for each iteration of one stage.
 
     `replica`: this stage's own.
     """
@@ -39,7 +39,7 @@ class HomeData:
         self._reads: set[int] = set()  # how many batches forwards of this stage have read
 
     def why_not(self, iterator: Any) -> str:
-        """Why no batch of another replica can be read, or an empty string; before an iteration.
+        """Return why no other replica's batch can be read, or an empty string; before an iteration.
 
         `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
         """
@@ -51,14 +51,14 @@ class HomeData:
         return f"the data come from a {given}, not from Megatron's loader"
 
     def begin(self, iterator: Any, microbatches: int) -> IterationData | None:
-        """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
+        """Make the stand-in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
 
     def others(self, iterator: Any, microbatches: int) -> Callable[[int], Iterator[Any]]:
-        """What gives, by home, the batches of the iteration that is about to begin.
+        """Return a function from home to its batches in the iteration that is about to begin.
 
-        `iterator`, `microbatches`: see `begin`. What it returns raises ScheduleError for data that
-        nobody can read for another replica.
+        `iterator`, `microbatches`: see `begin`. The function raises ScheduleError for data that
+        cannot be read for another replica.
         """
         if reads_homes(iterator):
             return iterator.of_home
@@ -74,7 +74,7 @@ class HomeData:
 
 
 class IterationData:
-    """The batches of one iteration, by home and microbatch; Megatron calls `next` as ever.
+    """An iterator gives the batches of an iteration, by home and microbatch, at Megatron's `next`.
 
     Made by HomeData, as its `data`, for Megatron's `iterator` and so many `microbatches`. `at` goes
     before each forward.
@@ -90,7 +90,7 @@ class IterationData:
         self._own = 0  # forwards of this replica's
 
     def at(self, op: Op) -> None:
-        """The forward to come is `op`."""
+        """Prepare for `op`, the next forward."""
         self._over()
         home = op.home
         if home is not None and home not in self._sources:
@@ -111,7 +111,7 @@ class IterationData:
         return self._batch(home, self._op.microbatch)
 
     def end(self) -> None:
-        """Every replica goes on after its own batches, which any may have run."""
+        """Read this replica's batches to the last, as others may have run some of them."""
         self._over()
         if self._own < self._count and self._data._reads != {0}:
             self._batch(self._data._replica, self._count - 1)
@@ -128,10 +128,10 @@ class IterationData:
 
 
 def loader_batches(loader: Any, first: int, home: int) -> Iterator[Any]:
-    """What the dataset of torch's `loader` gives to replica `home`, from batch number `first` on.
+    """Yield replica `home`'s batches of the dataset of torch's `loader`, from number `first` on.
 
-    They are read where they are wanted, without the loader's own processes. A sampler can begin at
-    any place: walking there takes seconds after a day of training.
+    Batches are read where they are wanted, without the loader's own processes. The sampler begins
+    at that number: to walk there would take seconds after a day of training.
     """
     sampler = copy.copy(loader._index_sampler)
     sampler.data_parallel_rank = home
@@ -141,9 +141,9 @@ def loader_batches(loader: Any, first: int, home: int) -> Iterator[Any]:
 
 
 def loader_of(iterator: Any) -> Any:
-    """The iterator of torch's loader in Megatron's `iterator`, if a sampler of Megatron's feeds it.
+    """Return the iterator of torch's loader in Megatron's `iterator`, if it has Megatron's sampler.
 
-    None else: nobody knows what such data give to another replica.
+    Else None: another replica's batches cannot be known.
     """
     inner = getattr(iterator, "iterable", iterator)  # of Megatron's RerunDataIterator
     needed = ("_index_sampler", "_dataset", "_collate_fn", "_num_yielded")

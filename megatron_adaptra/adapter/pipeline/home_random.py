@@ -1,4 +1,4 @@
-"""Random states by home: a forward draws the same numbers, whichever replica runs it.
+"""Random states by home: a forward draws the same numbers in every replica that may run it.
 
 Megatron's generators go on from op to op, so what an op draws depends on all that its rank has run
 before. While single microbatches move between replicas, each forward gets states of its own
@@ -29,9 +29,9 @@ _States = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # CPU, dev
 
 
 class HomeRandom:
-    """What forwards of one rank draw, by iteration, home, microbatch and position in the model.
+    """A HomeRandom sets random states by iteration, home, microbatch and position in the model.
 
-    Covers torch's default generators of CPU and device, and all of Megatron's tracker.
+    It covers torch's default generators of CPU and device, and all of Megatron's tracker.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class HomeRandom:
         self._seeds: tuple[int, int, dict[str, int]] | None = None  # once this iteration needs them
 
     def begin(self, iteration: int) -> None:
-        """An iteration begins, as all of the job do here; `iteration`: how many went before.
+        """Begin an iteration, as for all of the job; `iteration`: how many went before.
 
-        One that Megatron runs again, to see whether its results are the same, draws the same, and
-        does not count.
+        An iteration that Megatron runs again, to see whether its results are the same, draws the
+        same numbers, and does not count.
         """
         machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
         again = rerun_state_machine.RerunState.RERUNNING_IN_PLACE
@@ -52,7 +52,7 @@ class HomeRandom:
 
     @contextlib.contextmanager
     def of(self, op: Op, position: int) -> Iterator[None]:
-        """Around a forward `op` at that `position` of the model: `chunk * stages + stage`."""
+        """Set states for a forward `op` at a `position` in the model: `chunk * stages + stage`."""
         states = self._states(f"{self._iteration} {op.home} {op.microbatch} {position}")
         with random._fork_rng():
             random._set_all_rng_states(*states)
@@ -70,7 +70,7 @@ class HomeRandom:
 
 
 def no_states() -> str:
-    """Why a forward cannot get states of its own, or an empty string."""
+    """Return why a forward cannot get states of its own, or an empty string."""
     _, device, tracked = random._get_all_rng_states()
     if all(isinstance(state, torch.Tensor) for state in (device, *tracked.values())):
         return ""
@@ -78,7 +78,7 @@ def no_states() -> str:
 
 
 def own_generator(model: torch.nn.Module) -> str:
-    """The type of a module of `model` that draws from a generator of its own, or nothing."""
+    """Return the type of a module in `model` that has a generator of its own, or "" for none."""
     for module in model.modules():
         if any(isinstance(value, torch.Generator) for value in vars(module).values()):
             return type(module).__name__
@@ -86,31 +86,31 @@ def own_generator(model: torch.nn.Module) -> str:
 
 
 def _device() -> torch.device:
-    """That of Megatron's tracker."""
+    """Return the device of the generators in Megatron's tracker."""
     generators: Any = torch.cuda.default_generators
     found: torch.device = generators[torch.cuda.current_device()].device
     return found
 
 
 def _seeds() -> tuple[int, int, dict[str, int]]:
-    """What Megatron has begun each of this rank's generators with."""
+    """Return the seeds of this rank's generators: CPU's, device's, and by name the tracker's."""
     cpu, device, tracked = random._get_all_rng_states()
     of_device = {name: _seed_of(state, _device()) for name, state in tracked.items()}
     return _seed_of(cpu, torch.device("cpu")), _seed_of(device, _device()), of_device
 
 
 def _seed_of(state: torch.Tensor, device: torch.device) -> int:
-    """What a generator of that `device` began with, however much it has drawn since."""
+    """Return the seed in the `state` of a generator of that `device`, however much it has drawn."""
     generator = torch.Generator(device)
     generator.set_state(state)
     return int(generator.initial_seed())
 
 
 def _state(key: str, device: torch.device) -> torch.Tensor:
-    """Of a generator of that `device`: a pure function of the `key`.
+    """Compute the state of a generator of that `device` from the `key` alone.
 
-    Of 64 bits a CPU's generator takes 32: two of 10,000 forwards have the same state in one of a
-    hundred cases, which is as good as any other two.
+    A CPU's generator takes 32 of the 64 bits: among 10,000 forwards two have the same state in one
+    of a hundred cases, which does no harm.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "big")).get_state()

@@ -1,4 +1,4 @@
-"""What all ranks of the job send each other when a run starts."""
+"""Messages that all ranks of the job send each other when a run starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _gather: StoreGather | None = None
 
 
 def from_all_ranks(mine: Any) -> list[Any]:
-    """What each rank has given as `mine`, by rank; a collective of all.
+    """Gather each rank's `mine`, by rank; a collective of all.
 
-    Over gloo a rank that has died is known at once. Anything else would put work on a device, where
-    stock Megatron has none, so torch's store carries it. Raises PeerLost for a rank that does not
-    come.
+    Over gloo a rank that has died is known at once. Other backends would put work on a device,
+    where stock Megatron has none, so torch's store is used instead. Raises PeerLost for a rank that
+    does not come.
     """
     global _gather
     if dist.get_backend() == "gloo":
@@ -33,10 +33,10 @@ def from_all_ranks(mine: Any) -> list[Any]:
 
 
 def reason_anywhere(reason: str, waited: bool = False) -> str:
-    """Why some rank cannot go on: its number and words; empty if all can. A collective of all.
+    """Return a rank that cannot go on, and its reason, or an empty string; a collective of all.
 
-    `reason`: this rank's own, or an empty string. `waited`: it is that another rank did not come,
-    which is not the reason where there is another one.
+    `reason`: this rank's own, or an empty string. `waited`: the reason is that another rank did not
+    come; then reasons of other kinds go first.
     """
     gathered = from_all_ranks((waited, reason))
     found = [(late, rank, why) for rank, (late, why) in enumerate(gathered) if why]

@@ -1,8 +1,8 @@
-"""What a stage holds of activations: counted in microbatches always, in bytes where asked.
+"""Activations that a stage holds: counted in microbatches always, in bytes where asked.
 
-On a GPU the allocator knows the bytes. On a CPU nobody does, so the tensors that autograd has saved
-are counted: the graph of every microbatch is walked from its output, and memory that several share
-counts once. That takes a while, so it is done now and then only.
+On a GPU the allocator knows the bytes. On a CPU the tensors that autograd has saved are counted:
+the graph of every microbatch is walked from its output, and memory that several share counts once.
+This takes a while, so it is done only now and then.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Tensors = Iterable[torch.Tensor | None]
 
 
 class Bytes(Protocol):
-    """What activations take. A `key` is a microbatch, its chunk and its home."""
+    """A Bytes counts the bytes of activations. A `key` is a microbatch, its chunk and its home."""
 
     def begins(self) -> None:
-        """Before an op that makes activations."""
+        """Prepare to count an op that makes activations."""
         ...
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        """A forward's are there: what a backward from `output` needs, and `others`; its bytes."""
+        """Add what a backward from `output` needs, and `others`, for `key`; return their bytes."""
         ...
 
     def keep(self, key: Key, kept: Tensors) -> None:
-        """Of those of `key` these alone are left."""
+        """Count `kept` alone for `key` from now on: its other tensors are gone."""
         ...
 
     @property
     def peak(self) -> int | None:
-        """The most so far; None where it is not counted."""
+        """The most bytes so far; None where they are not counted."""
         ...
 
     @property
     def free(self) -> int | None:
-        """What the device has left besides; None where it was not asked."""
+        """The bytes that the device has left; None where it was not asked."""
         ...
 
 
 class Uncounted(Bytes):
-    """Nobody counts."""
+    """An Uncounted counts nothing."""
 
     peak = free = None
 
@@ -65,7 +65,7 @@ class Uncounted(Bytes):
 
 
 class GraphBytes(Bytes):
-    """On a CPU. `ignored`: tensors that are there anyway, such as parameters."""
+    """A GraphBytes counts on a CPU. `ignored`: tensors that exist anyway, such as parameters."""
 
     peak: int | None = 0
     free = None
@@ -103,7 +103,7 @@ class GraphBytes(Bytes):
 
 
 class AllocatorBytes(Bytes):
-    """On a GPU, from torch's allocator, whose own records of peaks are left alone."""
+    """An AllocatorBytes reads torch's allocator on a GPU, and leaves its records of peaks alone."""
 
     def __init__(self) -> None:
         self._most = torch.cuda.max_memory_allocated()
@@ -114,7 +114,7 @@ class AllocatorBytes(Bytes):
         self._at_start = torch.cuda.memory_allocated()
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        """Count what was received, too, which was there before."""
+        """Return the bytes since the op began, plus what was received, which was there before."""
         received = {t.data_ptr(): t.nbytes for t in others if t is not None}
         return int(self._look() - self._at_start + sum(received.values()))
 
@@ -123,13 +123,13 @@ class AllocatorBytes(Bytes):
 
     @property
     def peak(self) -> int | None:
-        """See what an op takes in passing where nothing before has taken more."""
+        """The most bytes; a peak inside an op is seen only where it exceeds all before."""
         most = torch.cuda.max_memory_allocated()
         return most - self._before if most > self._most else self._peak
 
     @property
     def free(self) -> int | None:
-        """Count the device's, and what the allocator holds in reserve."""
+        """The free bytes of the device, and those that the allocator holds in reserve."""
         reserve = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0] + reserve)
 
@@ -140,9 +140,9 @@ class AllocatorBytes(Bytes):
 
 
 class ActivationMeter:
-    """One iteration of one stage with so many `chunks`.
+    """A meter counts the activations in one iteration of one stage with so many `chunks`.
 
-    `peak`: microbatches' activations. `counted`: what they take is, too. `ignored`: see GraphBytes.
+    `peak`: the most, in microbatches. `counted`: bytes are counted, too. `ignored`: see GraphBytes.
     A `key` is a microbatch, its chunk and its home.
     """
 
@@ -156,31 +156,31 @@ class ActivationMeter:
             self._bytes = AllocatorBytes() if on_device else GraphBytes(ignored)
 
     def begins(self) -> None:
-        """Before an op that makes activations."""
+        """Prepare to count an op that makes activations."""
         self._bytes.begins()
 
     def hold_whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
-        """A forward's activations are there: what a backward from `output` needs, and `others`."""
+        """Add a forward's activations: what a backward from `output` needs, and `others`."""
         self._per_microbatch = max(self._per_microbatch, self._bytes.whole(key, output, others))
         self._hold_units(key, WHOLE)
 
     def hold_recomputed(self, key: Key, *kept: torch.Tensor | None) -> None:
-        """A forward has kept `kept` alone; it will be recomputed."""
+        """Add `kept`, all that a forward keeps which will be recomputed."""
         self._bytes.keep(key, kept)
         self._hold_units(key, RECOMPUTED_SHARE)
 
     def hold_half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
-        """The input half of a backward has left `kept` to the weight half."""
+        """Count `kept` alone for `key`: an input half has left it to the weight half."""
         self._bytes.keep(key, kept)
         self._hold_units(key, HALF)
 
     def release(self, key: Key) -> None:
-        """The backward is over."""
+        """Remove the activations of `key`, whose backward is over."""
         self._bytes.keep(key, ())
         self._hold_units(key, 0.0)
 
     def end(self) -> Memory:
-        """The iteration is over; for the report. Raises RuntimeError if something is held still.
+        """End the iteration; return its report. Raises RuntimeError if something is held still.
 
         All chunks of the stage are taken to need the same.
         """
@@ -197,7 +197,7 @@ class ActivationMeter:
 
 
 def with_free_memory(memory: Memory | None) -> Memory | None:
-    """`memory` with what this machine could still give to a rank, where a CPU's was counted."""
+    """Return `memory` with the bytes this machine has left per rank; a GPU's stays as it is."""
     if memory is None or memory.peak_bytes is None or memory.free is not None:
         return memory
     with open("/proc/meminfo") as file:
@@ -207,7 +207,7 @@ def with_free_memory(memory: Memory | None) -> Memory | None:
 
 
 def saved_tensors(node: Any) -> Iterator[torch.Tensor]:
-    """All tensors that the graph behind autograd's `node` has saved for its backward."""
+    """Yield all tensors that the graph behind autograd's `node` has saved for its backward."""
     seen, queue = set(), [node]
     while queue:
         node = queue.pop()

@@ -21,11 +21,11 @@ from megatron_adaptra.ir.schedule import Line, warmup_of
 
 
 class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is untyped
-    """One iteration's communicator of one worker; `line`: its ops, in order.
+    """A communicator carries one iteration's messages of one worker; `line`: its ops, in order.
 
     `pp_group`, `config`: as Megatron's own communicator takes them. `begins`: is called with each
     forward before Megatron runs it. The methods take what Megatron's do: `tensor_shapes` of what is
-    received, one or a list, which are those of all our messages; `output_tensors` and
+    received, one or a list, the same for all our messages; `output_tensors` and
     `input_tensor_grads`, one or a list of one; `is_first_stage` and `is_last_stage`, where there is
     nothing to receive or to send. They raise ScheduleError when Megatron leaves the plan's order,
     PeerLost when a message does not come.
@@ -48,7 +48,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
 
     @property
     def total_stages(self) -> int:
-        """From 0.17 on Megatron's warmup is `total_stages - current_stage - 1`."""
+        """The total that gives our warmup: from 0.17 on, `total_stages - current_stage - 1`."""
         return self._depth + self.current_stage
 
     @property
@@ -57,12 +57,12 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         return self._mailbox.stage
 
     def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
-        """The next forward's input."""
+        """Receive the next forward's input."""
         with self._timed("forward-recv", is_first_stage):
             return self._receive(Kind.F, tensor_shapes, is_first_stage)
 
     def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
-        """The next backward's gradient."""
+        """Receive the next backward's gradient."""
         with self._timed("backward-recv", is_last_stage):
             return self._receive(Kind.B, tensor_shapes, is_last_stage)
 
@@ -99,7 +99,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
 
     @contextlib.contextmanager
     def _timed(self, name: str, at_end: bool) -> Iterator[None]:
-        """Megatron's timer of this name, which its own communicator keeps for every message."""
+        """Run Megatron's timer of this `name`, which its own communicator runs at every message."""
         timers = None if at_end else self.config.timers
         if timers is None:
             yield
@@ -111,7 +111,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
             timers(name).stop()
 
     def _receive(self, kind: Kind, shapes: Any, at_end: bool) -> Any:
-        """Up to the next compute op: post what stands before it, take what it needs."""
+        """Go on to the next compute op: post the receives before it, and take what it needs."""
         op = self._next()
         while not op.kind.computes:
             self._mailbox.post(op)
@@ -129,7 +129,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         return [tensor] if several else tensor
 
     def _send(self, kind: Kind, tensors: Any) -> None:
-        """The op that ran since the last receive is over: send what it made."""
+        """End the op that ran since the last receive, and send what it made."""
         op = self._next()
         if op.kind is not kind:
             raise ScheduleError(f"Megatron has run {kind.value}, the plan says {op}")
@@ -147,7 +147,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
 
 
 class WarmupGroup:
-    """A process `group` whose `size() - rank()` is `depth`: there Megatron looks for its warmup.
+    """A stand-in for a process `group` gives `depth` as `size() - rank()`, Megatron's warmup.
 
     First and last stage are found by `rank() == 0` and `rank() == size() - 1`, which stay true.
     """
@@ -156,11 +156,11 @@ class WarmupGroup:
         self._group, self._depth = group, depth
 
     def rank(self) -> int:
-        """The group's own."""
+        """Return the group's own rank."""
         return _Rank(self._group.rank())
 
     def size(self) -> int:
-        """The group's own, but for the difference to the rank."""
+        """Return the group's own size; minus the rank it is `depth`."""
         return _Size(self._group.size(), self._depth)
 
     def __getattr__(self, name: str) -> Any:
@@ -168,7 +168,7 @@ class WarmupGroup:
 
 
 class _Rank(int):
-    """What `_Size` knows from a plain number."""
+    """A _Rank marks a number as a rank, so that `_Size` can distinguish it from a plain one."""
 
 
 class _Size(int):

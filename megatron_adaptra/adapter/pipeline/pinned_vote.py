@@ -1,6 +1,6 @@
 """A rank agrees to a plan that sends its GPU's messages by us once memory is pinned for them.
 
-Where one rank's driver pins none, nobody runs the plan: the vote ends with no, and all ranks stay
+Where one rank's driver pins none, no rank runs the plan: the vote ends with no, and all ranks stay
 with Megatron's own messages, or with the plan in force.
 """
 
@@ -16,18 +16,18 @@ from megatron_adaptra.measure.estimate import SPARE
 
 
 def messages_at_once(program: Program, worker: int) -> int:
-    """Messages that `worker` keeps memory for: what stands posted, or is not yet taken there."""
+    """Return how many messages `worker` keeps memory for: receives posted, or not yet taken."""
     own = [n for link, n in program.ahead.items() if worker in link]
     return SPARE + sum(max(1, n) for n in own)
 
 
 class PinnedFirst:
-    """Pins what a proposal needs, before this rank agrees to it.
+    """A PinnedFirst pins the memory that a proposal needs, before this rank agrees to it.
 
     Args:
         staging: of this rank's GPU.
         name: of this rank, for errors.
-        worker: this one.
+        worker: its number.
         ahead: as for `lower`.
         nbytes: of a message.
     """
@@ -39,9 +39,9 @@ class PinnedFirst:
         self._worker, self._ahead, self._nbytes = worker, ahead, nbytes
 
     def __call__(self, proposal: Proposal) -> None:
-        """What the schedule of a `proposal` needs; stays pinned until its swap.
+        """Pin the memory that the schedule of a `proposal` needs, until its swap.
 
-        Waits for the driver. Raises DeviceFailed where that pins less.
+        Waits for the driver. Raises DeviceFailed where the driver pins less.
         """
         schedule = proposal.bundle.values.get(SCHEDULE)
         if not isinstance(schedule, Schedule) or schedule.stock:
@@ -52,5 +52,5 @@ class PinnedFirst:
 
 
 def waits_for_vote(staging: Staging, ballot: Ballot, iteration: int) -> bool:
-    """Whether what `staging` has pinned for a proposal may still be needed in this `iteration`."""
+    """Return whether a proposal may need what `staging` has pinned, as late as this `iteration`."""
     return iteration <= staging.reserved and not ballot.refuses(staging.reserved)

@@ -1,4 +1,4 @@
-"""Who has one plan: the ranks of a closed group, or all replicas where work moves between them."""
+"""Groups with one plan each: a closed group's ranks, or all replicas if work moves between them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class PlanGroup:
 
     @property
     def leader(self) -> bool:
-        """Whether this rank leads the group."""
+        """True where this rank leads the group."""
         return self.members.index(dist.get_rank()) == 0
 
     @property
@@ -114,5 +114,5 @@ class PlanGroup:
         return frozenset(rank for rank in self.members if self.stages[rank] == stage)
 
     def leads(self, pipeline: Sequence[int]) -> bool:
-        """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
+        """Return whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline

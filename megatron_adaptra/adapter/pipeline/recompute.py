@@ -3,9 +3,9 @@
 The first run makes the same computation as any other, but what autograd would save is dropped at
 once; the stage's input, the random states, the buffers that it changes and what came from the data
 iterator are kept. The second run starts from these, so that dropout falls on the same values,
-experts are balanced by the same counts, and the results are the same to the last bit. What a
-forward does besides (running statistics, counts of experts' tokens, auxiliary losses for the log,
-validation of the loss) stays as the first run has left it.
+experts are balanced by the same counts, and the results are the same to the last bit. Other effects
+of a forward (running statistics, counts of experts' tokens, auxiliary losses for the log,
+validation of the loss) stay as the first run has left them.
 
 Both runs have gradients enabled, unlike those of activation checkpointing: some layers choose
 another kernel, or another order, where they are not.
@@ -26,9 +26,9 @@ from megatron_adaptra.adapter.compat.patches import patch
 
 
 class Replay:
-    """What a forward that keeps no activations leaves behind, so that it can be run again.
+    """A replay keeps what it takes to run a forward again that has kept no activations.
 
-    `data`: what its data iterator gave it, in order.
+    `data`: what the forward's data iterator gave it, in order.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Replay:
 
     @contextlib.contextmanager
     def discard(self, model: torch.nn.Module) -> Iterator[None]:
-        """Around the first run, which keeps no activations; its output must be detached."""
+        """Drop the activations of the first run, in a `with`; its output must be detached."""
         self._states = random._get_all_rng_states()
         before = _versions(buffers_of(model))
         with torch.autograd.graph.saved_tensors_hooks(_drop, _dropped):
@@ -47,9 +47,9 @@ class Replay:
 
     @contextlib.contextmanager
     def recompute(self, model: torch.nn.Module) -> Iterator[None]:
-        """Around the second run, which makes the activations.
+        """Prepare the second run, which makes the activations, in a `with`.
 
-        Random states and statistics are afterwards as they were before; a loss is not validated
+        Afterwards random states and statistics are as they were before. The loss is not validated
         again.
         """
         tracker = moe_utils.get_moe_layer_wise_logging_tracker()
@@ -66,16 +66,16 @@ class Replay:
         _restore(_changed(before))
 
     def recording(self, data: Any) -> Any:
-        """The data iterator for the first run, around Megatron's `data`; None where that is."""
+        """Return the data iterator for the first run, around Megatron's `data`; None for None."""
         return None if data is None else _Recorded(data, self.data)
 
     def replaying(self, data: Any) -> Any:
-        """The data iterator for the second run, in place of Megatron's `data`."""
+        """Return the data iterator for the second run, for Megatron's `data`; None for None."""
         return None if data is None else iter(self.data)
 
 
 class _Recorded:
-    """Passes on what an iterator gives, and keeps it."""
+    """A _Recorded passes on what an iterator gives, and keeps it."""
 
     def __init__(self, source: Any, into: list[Any]) -> None:
         self._source, self._into = source, into
@@ -93,7 +93,7 @@ class _Recorded:
 
 
 def recompute_reason(config: Any) -> str:
-    """Why forwards of a model with this `config` cannot be repeated, or an empty string."""
+    """Return why forwards of a model with this `config` cannot be repeated, or an empty string."""
     for name, words in (("fp8", "fp8 scaling"), ("fp4", "fp4 scaling")):
         if getattr(config, name, None):
             return words
@@ -101,7 +101,7 @@ def recompute_reason(config: Any) -> str:
 
 
 def _validated(*_: Any, **__: Any) -> None:
-    """Megatron counts validations, and keeps the greatest loss of the first ones."""
+    """Validate nothing: Megatron counts validations, and keeps the first ones' greatest loss."""
 
 
 def _drop(_: torch.Tensor) -> None:
@@ -113,19 +113,19 @@ def _dropped(_: None) -> torch.Tensor:
 
 
 def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """A module's buffers; `buffers` of Megatron's data-parallel wrapper are others."""
+    """Return a module's buffers; `buffers` of Megatron's data-parallel wrapper are others."""
     return [buffer for _, buffer in model.named_buffers()]
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """What forwards accumulate outside of autograd: each tensor, its value, and its version."""
+    """Return each tensor, which forwards may change, with a copy of its value, and its version."""
     return [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
 
 
 def _changed(
     before: list[tuple[torch.Tensor, torch.Tensor, int]],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The tensors that have changed since, with the values that they had."""
+    """Return the tensors that have changed since, with the values that they had."""
     return [(tensor, value) for tensor, value, version in before if tensor._version != version]
 
 

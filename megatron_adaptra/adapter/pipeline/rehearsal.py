@@ -1,4 +1,4 @@
-"""One early iteration in which Megatron's messages also go our way, and nobody depends on them.
+"""One early iteration in which Megatron's messages also go our way, and no op depends on them.
 
 On GPUs a healthy pipeline is Megatron's own. Our messages, through pinned memory and the engine,
 are needed when a link gets slow, perhaps hours later, and an error in them ends a training. So they
@@ -75,7 +75,7 @@ class Rehearsal:
         self._shadow: _Shadow | None = None
 
     def stock_until(self, first: int, arguments: ScheduleArgs) -> int:
-        """The iteration before which nobody leaves stock, of a run that begins with `first`.
+        """Return the iteration before which no rank leaves stock; the run begins with `first`.
 
         `arguments`: of Megatron's schedule. The same on all ranks.
         """
@@ -88,7 +88,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def around(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Iterator[None]:
-        """An `iteration` of Megatron's own schedule with its `arguments`; rehearsed if it is due.
+        """Rehearse in an `iteration` of Megatron's schedule with its `arguments`, if that is due.
 
         Raises nothing of its own.
         """
@@ -111,7 +111,7 @@ class Rehearsal:
             self._try(self._shadow.ended)
 
     def settle(self, run: Run) -> str:
-        """Why no rank leaves stock any more, or an empty string; before the iteration after it.
+        """Return why all ranks stay stock, or ""; call it before the iteration after a rehearsal.
 
         A collective of all ranks, once. Waits for messages that are still under way, for
         `waits.REHEARSAL` seconds.
@@ -121,22 +121,22 @@ class Rehearsal:
         self._settled = True
         shadow, self._shadow = self._shadow, None
         host = run.wiring.plan_group.names[dist.get_rank()]
-        why = self._anywhere(host)  # who has failed has sent no more: nobody waits for that
+        why = self._anywhere(host)  # a failed rank has sent no more: its messages are not awaited
         if shadow is not None and not why:
             self._try(shadow.compare)
             why = self._anywhere(host)
         return why and f"no message leaves the GPU's queue, as a rehearsal of it has failed: {why}"
 
     def _anywhere(self, host: str) -> str:
-        """Why it has failed on some rank; this one is on `host`."""
+        """Return why the rehearsal has failed on some rank, or ""; this one is on `host`."""
         where = f"stage {self._context.stage} on host {host}: "
         try:
             return reason_anywhere(self._reason and where + self._reason, self._waited)
-        except PeerLost as error:  # nobody learns that all has gone well
+        except PeerLost as error:  # no rank learns that all has gone well
             return line_of(error)
 
     def _calls(self, shadow: _Shadow) -> dict[str, Callable[..., Any]]:
-        """Megatron's methods by name: each is called, and then in `shadow` as well."""
+        """Return Megatron's methods by name, each followed by the same call in `shadow`."""
 
         def both(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(communicator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class Rehearsal:
 
 @dataclass
 class _Message:
-    """One that was received: by us into `ours`, for `op`; by Megatron as `theirs`."""
+    """A _Message pairs what was received for `op`: by us into `ours`, by Megatron as `theirs`."""
 
     op: Op
     peer: int
@@ -175,10 +175,10 @@ class _Message:
 
 
 class _Shadow:
-    """What makes Megatron's calls of one iteration once more, to our communicator.
+    """A shadow repeats Megatron's calls in one iteration on our communicator.
 
-    `attempt`: calls a function of ours while Megatron runs; what that raises is no error of
-    Megatron's. Raises DeviceFailed where there is no memory for it.
+    `attempt`: calls a function of ours while Megatron runs, and keeps errors of it from Megatron.
+    Raises DeviceFailed where there is no memory for it.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class _Shadow:
             self._mailbox.post(op)
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], theirs: Any) -> None:
-        """The call of `name`, for which Megatron has got `theirs`; waits for nothing.
+        """Repeat the call of `name`, for which Megatron has got `theirs`; wait for nothing.
 
         Raises ScheduleError where the plan of this iteration has another call.
         """
@@ -249,11 +249,11 @@ class _Shadow:
             tensor = others.get(message.op.kind, theirs)
             if tensor is None:
                 raise ScheduleError(f"Megatron has no message for {message.op}, the plan has one")
-            # What is computed from it may be written over it.
+            # Megatron may write results over it.
             message.theirs = tensor.detach().clone()
 
     def ended(self) -> None:
-        """Megatron's schedule is over. Raises ScheduleError where the plan is not."""
+        """Raise ScheduleError unless the plan is over when Megatron's schedule is."""
         self._native.finish()
 
     def compare(self) -> None:
@@ -288,7 +288,7 @@ class _Shadow:
 
 
 class _ChunkShadow(ChunkCommunicator):
-    """Also where Megatron's messages do not overlap; our own always do."""
+    """A chunk shadow also repeats calls that do not overlap; our own messages always do."""
 
     def send_forward_backward_recv_forward_backward(
         self,
@@ -306,7 +306,7 @@ class _ChunkShadow(ChunkCommunicator):
 
 @dataclass(frozen=True)
 class _Both:
-    """Megatron's handle of a message, `theirs`, and what follows its wait, `then`."""
+    """A _Both waits for Megatron's handle of a message, `theirs`, and then calls `then`."""
 
     theirs: Any
     then: Callable[[], None]
@@ -317,7 +317,7 @@ class _Both:
         return done
 
     def __getattr__(self, name: str) -> Any:
-        """What a fork may ask its own handle for."""
+        """Return an attribute of Megatron's handle, which a fork of Megatron may read."""
         return getattr(self.theirs, name)
 
 
@@ -327,10 +327,10 @@ def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
 
 
 class _ShadowMailbox(Mailbox):
-    """A Mailbox that waits for nothing, and of whose ops nobody learns.
+    """A shadow mailbox waits for nothing, and reports no ops.
 
-    `like`: this worker's own, whose `transports` it uses. `count`: of so many microbatches there
-    are messages, so that what they take is bounded.
+    `like`: this worker's own mailbox, whose `transports` it uses. `count`: messages of so many
+    microbatches are sent, to bound the memory that they take.
     """
 
     def __init__(self, like: Mailbox, transports: Sequence[Transport], count: int) -> None:
@@ -345,7 +345,7 @@ class _ShadowMailbox(Mailbox):
 
     @property
     def sent(self) -> list[tuple[Op, int, Work]]:
-        """What was sent: the op, to whom, and its work."""
+        """The messages sent: of each its op, the peer's worker number, and its work."""
         return self._sent
 
     def post(self, op: Op) -> None:

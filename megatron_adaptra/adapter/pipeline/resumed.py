@@ -26,7 +26,7 @@ _PARTS = {Kind.I: "halves of backwards", Kind.W: "halves of backwards", Kind.R: 
 
 
 def read_state(path: Path) -> Any:
-    """What a checkpoint's file at `path` holds, for `Fits.take`; None where there is none."""
+    """Read the checkpoint's file `path` for `Fits.take`; None without it, a sentence if damaged."""
     try:
         return read_data(path, "plan") if os.path.lexists(path) else None  # stock Megatron's
     except BadFile as error:
@@ -34,15 +34,15 @@ def read_state(path: Path) -> Any:
 
 
 class Unfit(AdaptraError):
-    """This job cannot begin with a checkpoint's plan; the message says why."""
+    """An Unfit error says why this job cannot begin with a checkpoint's plan."""
 
 
 @dataclass(frozen=True)
 class Fits:
-    """What a job can begin with.
+    """A Fits decides whether a job can begin with a checkpoint's plan.
 
-    `start`: what it begins with otherwise. `adapts`: its policy is `adaptive`. `kinds`: the ops
-    that it can run. `free`: in any order, else in that of Megatron.
+    `start`: the schedule it begins with otherwise. `adapts`: its policy is `adaptive`. `kinds`: the
+    ops that it can run. `free`: it can run them in any order, else in Megatron's alone.
     """
 
     start: Schedule
@@ -52,7 +52,7 @@ class Fits:
     budget: Budget
 
     def take(self, state: Any) -> tuple[Schedule, dict[str, float]]:
-        """The plan in `state`, and the seconds by link that it is made for.
+        """Return the plan in `state`, and the seconds by link that it is made for.
 
         `state`: what the checkpoint's file holds, or a sentence that says why that is not known.
         Raises Unfit.
@@ -87,7 +87,7 @@ class Fits:
             raise Unfit(f"it has {_words(theirs)}, this job has {_words(ours)}")
 
     def _ops(self, schedule: Schedule) -> None:
-        """Every op once, of a kind that can run, in an order that keeps the bits."""
+        """Check that each op is of a kind that can run, in an order that keeps the bits."""
         homes = (None,) if schedule.replicas == 1 else range(schedule.replicas)
         name = schedule.routes.name
         for worker, line in enumerate(schedule.order):
@@ -129,7 +129,7 @@ def _words(shape: tuple[int, ...]) -> str:
 
 
 def _megatrons(worker: int, schedule: Schedule) -> Line:
-    """What Megatron's own schedule runs at the warmup depth that a worker of a schedule has."""
+    """Return the line of Megatron's own schedule at the warmup depth of a `schedule`'s worker."""
     depth, stages, count = warmup_of(schedule.order[worker]), schedule.stages, schedule.microbatches
     stage = worker % stages
     if schedule.chunks == 1:

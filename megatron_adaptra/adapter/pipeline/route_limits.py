@@ -1,7 +1,7 @@
-"""Which jobs can have routes between replicas, and why others cannot.
+"""Jobs that can have routes between replicas, and the reasons why others cannot.
 
-What is known from Megatron's groups decides whether replicas are planned together at all
-(`apart`). What the first iteration shows of models and data limits what a plan may do (`limits`).
+Megatron's groups decide whether replicas are planned together at all (`apart`). Models and data,
+which the first iteration shows, limit what a plan may do (`limits`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANDOM = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps")
 
 
 def apart(config: AdaptraConfig, on_device: bool) -> str:
-    """Why each replica is planned by itself although routes are asked for, or an empty string.
+    """Return why each replica is planned by itself although routes are asked for, or "".
 
     `on_device`: messages are in GPUs' memory. Megatron's groups exist.
     """
@@ -52,7 +52,7 @@ def apart(config: AdaptraConfig, on_device: bool) -> str:
 
 
 def limits(arguments: ScheduleArgs, data: str, moves: bool) -> dict[str, str]:
-    """What this job's plans must not do, with the reason, or an empty one. A collective of all.
+    """Return what this job's plans must not do, each with its reason or "". A collective of all.
 
     `arguments`: those of Megatron's schedule, before the first iteration. `data`: why batches of
     other replicas cannot be read, or an empty string. `moves`: microbatches may leave their order.
@@ -61,9 +61,9 @@ def limits(arguments: ScheduleArgs, data: str, moves: bool) -> dict[str, str]:
 
 
 def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
-    """What plans may do of what is `asked` for, given the `found` limits of all ranks.
+    """Choose the mode of routes: as `asked`, or narrower by the `found` limits of all ranks.
 
-    `executes`: our executor runs the ops; Megatron's own schedule knows one order.
+    `executes`: our executor runs the ops; Megatron's own schedule has one order.
     """
     if found.get(APART):
         return ALIKE
@@ -73,7 +73,7 @@ def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
 
 
 def allows(mode: str, schedule: Schedule) -> bool:
-    """Whether a plan of this `mode` may be this `schedule`."""
+    """Return whether a plan of this `mode` may be this `schedule`."""
     if mode == ALIKE:
         return schedule.alike
     if mode == "auto" or not schedule.routes.moved:
@@ -82,7 +82,7 @@ def allows(mode: str, schedule: Schedule) -> bool:
 
 
 def _order_counts(arguments: ScheduleArgs) -> str:
-    """Why a worker has to run microbatches in Megatron's order, each number once.
+    """Return why a worker has to run microbatches in Megatron's order, each number once, or "".
 
     Random numbers are no reason where forwards can draw them by home.
     """
@@ -107,7 +107,7 @@ def _random(module: Any) -> bool:
 
 
 def _other_states() -> str:
-    """Why a worker's random numbers are not those of its peers; a collective of all ranks."""
+    """Return why random numbers differ between replicas, or ""; a collective of all ranks."""
     cpu, device, tracked = random._get_all_rng_states()
     digest = hashlib.sha256()
     for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):

@@ -24,7 +24,7 @@ from megatron_adaptra.transport.base import Stamps
 
 
 class Run:
-    """From its start on, the iteration to come has begun: all ranks know its `program`.
+    """A run trains by plans: all ranks always know the `program` of the iteration to come.
 
     `controller`: this rank's part in the replan loop. `microbatches`: per iteration. `iteration`:
     the first one of this run. `new_message()` makes an empty tensor for a message of the pipeline.
@@ -42,9 +42,9 @@ class Run:
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
         self._context, self._in_force = context, controller.ballot.in_force
-        self._linked: Bundle | None = None  # whose links are known
+        self._linked: Bundle | None = None  # the last one whose links were taken
         self.abandoned = False
-        self._unknown: set[int] = set()  # workers, of whose links no bandwidth is measured
+        self._unknown: set[int] = set()  # workers whose links' bandwidth is not measured any more
         self._schedule = self._next(iteration)
         self.program = lower(self._schedule, context.ahead)
         wiring.mailbox.begin(iteration, new_message, self.program.routes)
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def stock(self) -> bool:
-        """Whether Megatron runs the iteration to come over its own messages."""
+        """True where Megatron runs the iteration to come over its own messages."""
         return self._schedule.stock
 
     @property
     def by_home(self) -> bool:
-        """Whether microbatches leave their order, so that random numbers go by their homes.
+        """True where microbatches leave their order, so that random numbers go by their homes.
 
         Elsewhere, in whole swaps too, an op draws what stock's n-th op draws.
         """
@@ -74,7 +74,7 @@ class Run:
         return [worker for worker in range(stages - 1, len(order), stages) if not order[worker]]
 
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
-        """The boundary before `iteration`: its program, its first receives."""
+        """Begin `iteration`: take its program, and post its first receives."""
         schedule = self._next(iteration)
         before, self._schedule = self._schedule, schedule
         if schedule is not before:
@@ -96,7 +96,7 @@ class Run:
         iteration: int,
         new_message: Callable[[], torch.Tensor],
     ) -> None:
-        """Pinned memory for the `iteration` to come; what neither it nor a vote needs goes back."""
+        """Pin memory for the `iteration` to come; free what neither it nor a vote needs."""
         if self._schedule is not before:
             staging.new_peak()
         if before.stock and not self.stock:  # pinning takes a while
@@ -122,17 +122,17 @@ class Run:
         probes.exchange(self.microbatches if first and self.stock else 0)
 
     def take_probes(self) -> list[tuple[int, Stamps]]:
-        """What has come of that."""
+        """Return the source and the stamps of each probe that has come since the last call."""
         return [] if self.wiring.probes is None else self.wiring.probes.take() or []
 
     def with_pinned(self, memory: Memory | None) -> Memory | None:
-        """`memory` with the most that has been pinned for messages since this plan began."""
+        """Return `memory` with the most bytes pinned for messages since this plan began."""
         if memory is None or self.wiring.staging is None:
             return memory
         return replace(memory, pinned=self.wiring.staging.memory().peak)
 
     def through(self, workers: Iterable[int]) -> dict[int, str]:
-        """What of this host the messages of each of `workers` go through: see Wire."""
+        """Return by worker what messages of these `workers` go through on this host: see Wire."""
         ranks, wire = self._context.workers, self.wiring.wire
         return {worker: wire.through(ranks[worker]) for worker in workers}
 
@@ -152,14 +152,14 @@ class Run:
 
     def close(self) -> None:
         """End the run and close its connections."""
-        with contextlib.ExitStack() as stack:  # each, whatever the ones before have come to
+        with contextlib.ExitStack() as stack:  # each is called, even if one before has failed
             stack.callback(self.wiring.close)
             if not self.abandoned:
                 stack.callback(self._context.guard.attempt, waits.END, self.controller.close)
             stack.callback(self.wiring.mailbox.close)
 
     def _next(self, iteration: int) -> Schedule:
-        """What to run in `iteration`: as agreed, which may fail without having been asked for."""
+        """Return the agreed schedule of `iteration`; where that fails, the schedule in force."""
         try:
             bundle = self.controller.begin(iteration)
             if isinstance(bundle, Bundle):
@@ -174,7 +174,7 @@ class Run:
         return self._in_force[SCHEDULE]
 
     def _take_links(self, bundle: Bundle) -> None:
-        """Links with other replicas are measured as soon as all ranks have them."""
+        """Measure the links with other replicas as soon as all ranks have them."""
         cross, probes = self.wiring.cross, self.wiring.probes
         if cross is None or bundle is self._linked:
             return

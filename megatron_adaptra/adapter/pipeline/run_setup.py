@@ -1,4 +1,4 @@
-"""What a run begins with: the first schedule, and this rank's part in the replan loop."""
+"""The start of a run: its first schedule, and this rank's part in the replan loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LONGEST = 300  # characters of a reason
 
 @dataclass(frozen=True)
 class _Means:
-    """What plans of a run are made for.
+    """A _Means lists the conditions that plans of a run are made for.
 
     `executes`: our executor runs the ops. `searches`: plans may have any order of ops. `pinned`:
     the order has to stay Megatron's.
@@ -107,7 +107,7 @@ def start_run(
         split=executes and SPLIT not in limits,
         recompute=config.recompute and RECOMPUTE not in limits,
         executes=executes,
-        # Of chunks the order is Megatron's: dropout falls as it does there.
+        # With chunks the order is Megatron's: dropout falls as it does there.
         searches=config.policy == "adaptive" and executes and chunks == 1,
         pinned=bool(pinned),
     )
@@ -131,7 +131,7 @@ def start_run(
 
 
 def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
-    """Why some rank cannot start, or an empty string. Collectives over all ranks.
+    """Return why some rank cannot start, or an empty string. Collectives over all ranks.
 
     `digest`: of what this rank would begin with, the same in all of a plan group. `reason`: why
     this rank cannot.
@@ -156,7 +156,7 @@ def _prepare(
     resumes: bool,
     watch: OpWatch | None,
 ) -> tuple[Controller, str]:
-    """This rank's part in the replan loop, and a digest of what it begins with."""
+    """Make this rank's part in the replan loop, and a digest of what it begins with."""
     config, group = context.config, wiring.plan_group
     channels, store, log = wiring.channels, wiring.store, wiring.log
     if channels is None or store is None or log is None:
@@ -296,9 +296,9 @@ def _estimator(
     at_first: Sequence[float],
     ranks: Sequence[int],
 ) -> Estimator:
-    """Of the pipeline of `ranks`, by stage.
+    """Make the estimator of the pipeline of `ranks`, by stage.
 
-    `at_first`: microbatches per stage that fit, for the job begins with as many.
+    `at_first`: microbatches per stage that fit, as the job begins with so many.
     """
     hosts, cores = _hosts_and_cores(wiring, ranks)
     return Estimator(
@@ -311,7 +311,7 @@ def _estimator(
 def _resumed(
     context: RankContext, wiring: Wiring, means: _Means, start: Schedule
 ) -> tuple[Schedule | None, dict[str, float]]:
-    """A checkpoint's plan, if it fits, and the delays that it is made for: on all ranks alike."""
+    """Return a checkpoint's plan, if it fits, and the delays it is made for: on all ranks alike."""
     state, config = wiring.plan_group.resumed, context.config
     if state is None:
         return None, {}
@@ -332,9 +332,9 @@ def _resumed(
 
 
 def _hosts_and_cores(wiring: Wiring, ranks: Sequence[int]) -> tuple[list[str], float | None]:
-    """Stage by stage the machine's identity, and the cores that the pipeline of `ranks` has.
+    """Return by stage the machine's identity, and the cores that the pipeline of `ranks` has.
 
-    None where each stage has cores enough.
+    None for the cores where each stage has enough.
     """
     everywhere, stages = wiring.plan_group.clock_ids, len(ranks)
     hosts = [everywhere[rank] for rank in ranks]

@@ -57,7 +57,7 @@ KEPT = 1000  # records of iterations at most, the last ones
 
 
 class Session:
-    """Stands in for Megatron's forward_backward function. Built when Megatron's groups exist.
+    """A session stands in for Megatron's forward_backward, from when Megatron's groups exist.
 
     Args:
         config: the job's settings, less those of features that are missing.
@@ -70,12 +70,11 @@ class Session:
         BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
 
     `run` is None until the first training iteration, which shows the number of microbatches and the
-    size of a message; of several replicas until the second one, for the first runs as stock, and is
-    watched. Another one takes its place when that number changes. `iteration`: the one to
-    come. Of iterations in `keep_records`, `records` has what was measured. `counted`: iterations
-    whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits. `announce`:
-    decisions are logged. `defer_hooks`: see SmallCollectives; `attach` sets it, `reruns` and
-    `step_result`.
+    size of a message; with several replicas until the second one, as the first runs as stock and is
+    watched. Another run takes its place when that number changes. `iteration`: the one to come.
+    `records`: measurements of the iterations in `keep_records`. `counted`: iterations whose bytes
+    were counted. `resumed`: the content of a checkpoint's file, see Fits. `announce`: decisions are
+    logged. `defer_hooks`: see SmallCollectives; `attach` sets them, `reruns` and `step_result`.
     """
 
     def __init__(
@@ -123,23 +122,23 @@ class Session:
         self._steps = False  # an iteration's step is still to come, or under way
         self._anew = False  # the next iteration begins a new run
         self._apart = False  # replicas that are planned together are not, for now
-        # Whether numbers of microbatches may change in one replica alone.
+        # True where numbers of microbatches may change in one replica alone.
         self._counts_differ = own_loop and mpu.get_data_parallel_world_size() > 1
         self._noted = False  # that they have
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """One call of Megatron's forward_backward, in our order if the pipeline is ours.
+        """Run one call of Megatron's forward_backward, in our order if the pipeline is ours.
 
         Args:
             function: Megatron's own, which runs what is not ours.
             arguments: its keyword arguments.
 
         Returns:
-            What Megatron's function returns.
+            The result of Megatron's function.
 
         Raises:
             PeerLost: a message of another stage did not come while Megatron would wait for it.
-            Disagreement: nor did the leader's decision on a plan.
+            Disagreement: the leader's decision on a plan did not come by then.
         """
         if arguments.get("forward_only"):
             self.iteration_done()
@@ -210,7 +209,7 @@ class Session:
         return result
 
     def _run_stock(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """A call that Megatron's own schedule runs; what is emulated is slow in it, too.
+        """Run a call by Megatron's own schedule, with emulated links and ops as slow as ours.
 
         A run that has begun its next iteration keeps that number: as many calls go before it.
         """
@@ -220,7 +219,7 @@ class Session:
         return result
 
     def _watched_first(self, arguments: ScheduleArgs) -> bool:
-        """Whether the next iteration is stock's and watched: the first one of several replicas.
+        """Return whether to watch the next iteration as stock: the first one of several replicas.
 
         A job that may not have the memory for it begins with its own order, the same in all
         replicas, and is watched in that.
@@ -233,7 +232,7 @@ class Session:
         return not (short or (recomputes and self._executor.runs(arguments)))
 
     def _run_watched(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """The first iteration of several replicas: Megatron's own, of which we see who meets whom.
+        """Run the first iteration of several replicas as stock, and see which ranks ops meet.
 
         Any other order may hang while that is not known.
         """
@@ -243,13 +242,13 @@ class Session:
             return self._run_stock(function, arguments)
 
     def _watching(self, arguments: ScheduleArgs) -> contextlib.AbstractContextManager[None]:
-        """Round the ops of an iteration with these `arguments` of Megatron's schedule."""
+        """Watch, in a `with`, an iteration's ops, by these `arguments` of Megatron's schedule."""
         if self._watch is None:
             return contextlib.nullcontext()
         return self._watch.watching(config_of(arguments).finalize_model_grads_func)
 
     def _run_apart(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """An iteration that replicas share out: they have no plan together, Megatron runs it."""
+        """Run an iteration that replicas share out as stock: they have no plan together."""
         if self.run is not None:
             self.run.abandon()
         if (collectives := self.small_collectives) is not None:
@@ -257,7 +256,7 @@ class Session:
         return self._run_stock(function, arguments)
 
     def _other_count(self, arguments: ScheduleArgs) -> bool:
-        """Whether a call has another number of microbatches than the run, which then waits.
+        """Return whether a call has another number of microbatches than the run, which then waits.
 
         All ranks of the job begin a run together, and the other replicas may not have changed.
         """
@@ -275,9 +274,9 @@ class Session:
         return True
 
     def iteration_done(self) -> None:
-        """The optimizer step is over, and small collectives are torch's until the next iteration.
+        """End an iteration after its optimizer step: small collectives are torch's until the next.
 
-        Without this call the start of an evaluation or of the next iteration counts.
+        Without this call the start of an evaluation or of the next iteration ends it.
         """
         collectives = self.small_collectives
         if collectives is not None:
@@ -290,9 +289,9 @@ class Session:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
-        """Around Megatron's log, which is part of an iteration's end.
+        """Carry small collectives of Megatron's log, part of an iteration's end, in a `with`.
 
-        Its barriers only line up its timers: nobody waits for a slow link there once results of
+        Its barriers only line up its timers: no rank waits for a slow link there once results of
         steps are compared, which begins on all ranks in the same step.
         """
         collectives, result = self.small_collectives, self.step_result
@@ -309,7 +308,7 @@ class Session:
             collectives.barriers, collectives.in_step = True, False
 
     def begin_anew(self, apart: bool = False) -> None:
-        """The next iteration begins a new run, as all ranks know: replicas share it out anew.
+        """Begin a new run with the next iteration, on all ranks: replicas share it out anew.
 
         Runs begin together, also where a replica's own number of microbatches stays as it is.
         `apart`: replicas run different numbers, so that those with one plan have none meanwhile.
@@ -318,7 +317,7 @@ class Session:
 
     @property
     def small_collectives(self) -> SmallCollectives | None:
-        """What carries the collectives of the iteration's end; None before the first iteration."""
+        """The small collectives of the iteration's end; None before the first iteration."""
         return None if self.run is None else self.run.wiring.small_collectives
 
     def close(self) -> None:
@@ -339,9 +338,9 @@ class Session:
                 stack.callback(run.close)
 
     def _run_for(self, arguments: ScheduleArgs) -> Run | None:
-        """The run for this number of microbatches; None where Megatron has to run from now on.
+        """Return the run for this number of microbatches; None where all is stock from now on.
 
-        Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
+        Megatron changes the number while a batch size ramps up, on all ranks in one iteration.
         """
         before, self.run = self.run, None
         rehearsal = self._rehearsal
@@ -425,7 +424,7 @@ class Session:
     def _report(self) -> None:
         """Report the iterations that are known by now; on the guard's thread.
 
-        What has no usable times is left out: no plan is made from it.
+        An iteration without usable times is left out: no plan is made from it.
         """
         self.context.probe.read()
         while self._unreported and self._unreported[0][1].known:
@@ -439,7 +438,7 @@ class Session:
             run.controller.report(record)
 
     def _keep(self, record: IterationRecord, met: str) -> None:
-        """What the demo shows of it. `met`: see StageReport."""
+        """Keep from a `record` what the demo shows. `met`: see StageReport."""
         record.met = met
         if record.memory is not None and record.memory.per_microbatch:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]

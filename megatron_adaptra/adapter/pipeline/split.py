@@ -36,7 +36,7 @@ _REST = 0.1  # share of a chunk's parameters whose gradients may be kept between
 
 
 class _Linear(NamedTuple):
-    """A weight gradient to be computed."""
+    """A _Linear describes a weight gradient that is still to be computed."""
 
     context: Any
     output_gradient: torch.Tensor
@@ -44,14 +44,14 @@ class _Linear(NamedTuple):
 
 @dataclass
 class WeightGradStore:
-    """What the input half of one microbatch leaves to its weight half."""
+    """A store keeps what the input half of one microbatch leaves to its weight half."""
 
     linears: dict[int, list[_Linear]] = field(default_factory=dict)  # by the weight's address
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # by the parameter's address
     edges: list[tuple[GradientEdge, torch.Tensor]] = field(default_factory=list)  # and gradient
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All that is kept, for the count of bytes."""
+        """Yield all tensors that are kept, for the count of bytes."""
         for linears in self.linears.values():
             for linear in linears:
                 yield linear.context.saved_tensors[0]
@@ -62,12 +62,12 @@ class WeightGradStore:
 
 
 def _like(context: Any, **changed: Any) -> Any:
-    """A context for Megatron's backward: as the given one, but without its hold on the graph."""
+    """Copy a `context` for Megatron's backward without its hold on the graph, and set `changed`."""
     return SimpleNamespace(**{**vars(context), **changed})
 
 
 class SplitBackward:
-    """The two halves for one `model` chunk; `split_reason` says whether there can be any.
+    """A SplitBackward runs backwards of one `model` chunk in halves; see `split_reason`.
 
     `order`: that of `filling_order`. Replicas whose last backward is whole start to reduce their
     data-parallel buckets in that order.
@@ -87,7 +87,7 @@ class SplitBackward:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While forwards run: where embeddings are in their graphs; torch's checkpoints."""
+        """Record, while forwards run, where embeddings are in graphs, and torch's checkpoints."""
         hooks = [m.register_forward_hook(self._record) for m in self._embeddings]
         original = CheckpointFunction.forward
 
@@ -104,15 +104,15 @@ class SplitBackward:
             self._embedded = []
 
     def embedded(self) -> list[GradientEdge]:
-        """Where autograd is to stop in the microbatch whose forward has just run."""
+        """Return the edges where autograd is to stop, for the microbatch whose forward has run."""
         edges, self._embedded = self._embedded, []
         return edges
 
     def whole(self, output: torch.Tensor) -> bool:
-        """Whether a microbatch with this `output` can only run a whole backward.
+        """Return whether a microbatch with this `output` can only run a whole backward.
 
-        So it is with reentrant checkpoints of a user's own (torch.utils.checkpoint), which run a
-        backward of their own that knows no halves. Only where one has run is the graph looked at.
+        That is so with reentrant checkpoints of a user's own (torch.utils.checkpoint), which run a
+        backward of their own without halves. The graph is searched only where one has run.
         """
         return self._has_checkpoints and _checkpoints(output)
 
@@ -123,7 +123,7 @@ class SplitBackward:
         gradient: torch.Tensor | None,
         embedded: Sequence[GradientEdge],
     ) -> tuple[torch.Tensor | None, WeightGradStore]:
-        """The gradient of `received`, the stage's input, and what the weight half needs.
+        """Compute the gradient of `received`, the stage's input, and what the weight half needs.
 
         `output` may have been freed by Megatron's deallocation; `gradient` is its gradient, None
         means ones; `embedded`: what `embedded()` returned after the forward.
@@ -208,7 +208,7 @@ def filling_order(models: Sequence[torch.nn.Module]) -> Iterator[dict[torch.nn.P
 
 
 def split_reason(model: torch.nn.Module, config: Any) -> str:
-    """Why backwards of this model cannot be split, or an empty string. `config`: the model's."""
+    """Return why backwards of this model cannot be split, or "". `config`: the model's."""
     if getattr(config, "recompute_granularity", None) is not None:
         return "Megatron's own activation recompute"
     if getattr(config, "generalized_tensor_parallel_remat_size", 1) > 1:
@@ -228,7 +228,7 @@ def split_reason(model: torch.nn.Module, config: Any) -> str:
 
 
 def _delays(module: torch.nn.Module) -> bool:
-    """Whether a layer of TransformerEngine stores its weight gradient by itself."""
+    """Return whether `module`, a layer of TransformerEngine, stores its weight gradient itself."""
     config = getattr(module, "config", None)
     return (
         hasattr(module, "backward_dw")
@@ -238,7 +238,7 @@ def _delays(module: torch.nn.Module) -> bool:
 
 
 def _checkpoints(output: torch.Tensor) -> bool:
-    """Whether the graph of an `output` has a node of torch's reentrant checkpoints."""
+    """Return whether the graph of an `output` has a node of torch's reentrant checkpoints."""
     nodes, seen = [output.grad_fn], set[Any]()
     while nodes:
         node = nodes.pop()
@@ -254,7 +254,7 @@ def _checkpoints(output: torch.Tensor) -> bool:
 def _run_backward(
     root: Any, gradient: torch.Tensor | None, inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor | None]:
-    """Autograd's engine itself: the output's shape is gone once Megatron has freed it."""
+    """Run autograd's engine itself: the output's shape is gone once Megatron has freed it."""
     if gradient is None:
         gradient = torch.ones_like(root, memory_format=torch.preserve_format)
     if not inputs:
@@ -278,7 +278,7 @@ def _accumulate(ready: dict[torch.nn.Parameter, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def _storing_into(store: WeightGradStore) -> Iterator[None]:
-    """The seam: while it lasts, Megatron's linears leave out their weight gradient."""
+    """Make Megatron's linears leave their weight gradients to `store`, in a `with`: the seam."""
     original = _LINEAR.backward
 
     def backward(context: Any, output_gradient: torch.Tensor) -> Any:
@@ -308,7 +308,7 @@ def _storing_into(store: WeightGradStore) -> Iterator[None]:
 
 
 def _weight_gradient(linear: _Linear, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """What Megatron's backward returns for the weight, by Megatron's backward.
+    """Compute the weight's gradient by Megatron's own backward.
 
     It gets a weight without columns, so that the gradient of the input costs nothing this time.
     """

@@ -1,4 +1,4 @@
-"""What people and checkpoints get to see of a run; `run` is None before training and as stock."""
+"""The state of a run, for people and checkpoints; `run` is None before training and as stock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_adaptra.agree.controller import Controller
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
-    """What a checkpoint keeps, on the rank that leads; None on others."""
+    """Return the schedule and delays for a checkpoint, on the rank that leads; None on others."""
     controller = _controller(run)
     remedy = planner_of(controller)
     if controller is None or remedy is None:
@@ -22,14 +22,14 @@ def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
 
 
 def summary(run: Run | None) -> str:
-    """This moment's plan, for a log line; the same on every rank of the plan group."""
+    """Describe this moment's plan for a log line, the same on every rank of the plan group."""
     if (controller := _controller(run)) is None:
         return "stock"
     return f"warmup {','.join(map(str, controller.ballot.schedule.warmup))}"
 
 
 def scalars(run: Run | None) -> dict[str, float]:
-    """For charts of the training; delays are known on the leader and on the last rank."""
+    """Return values for charts by name; delays are known on the leader and on the last rank."""
     if (controller := _controller(run)) is None:
         return {}
     status, schedule = controller.status, controller.ballot.schedule
@@ -45,7 +45,7 @@ def scalars(run: Run | None) -> dict[str, float]:
 
 
 def replica_scalars(reductions: Sequence[Any], shares: Any) -> dict[str, float]:
-    """For charts: what data-parallel replicas do beside schedules, as this rank knows it.
+    """Return values for charts of what replicas do beside schedules, as this rank knows it.
 
     `reductions`: the job's PlannedCollectives. `shares`: this rank's Shares; None without.
     """
@@ -59,5 +59,5 @@ def replica_scalars(reductions: Sequence[Any], shares: Any) -> dict[str, float]:
 
 
 def _controller(run: Run | None) -> Controller | None:
-    """Of the plan by which training goes on now; None where Megatron runs as stock."""
+    """Return the controller of the plan in force; None where Megatron runs as stock."""
     return None if run is None or run.abandoned else run.controller

@@ -1,4 +1,4 @@
-"""What a rank has at start-up, and what its first training iteration opens."""
+"""Objects that a rank has at start-up, and connections that its first iteration opens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddin
 
 @dataclass(frozen=True)
 class RankContext:
-    """This rank before anything is connected; there from activation on.
+    """A context describes this rank before anything is connected, from activation on.
 
     Args:
         config: the job's settings.
@@ -81,7 +81,7 @@ class RankContext:
         ranks: global ranks of its pipeline, by stage.
         worker: this rank's number among those that are planned together, as in `ir.routes`; its
             stage where each replica is planned by itself.
-        workers: their global ranks, replica by replica.
+        workers: global ranks of all workers, replica by replica.
         emulator: delays messages; None where no link is emulated.
         failure_log: shared with the other ranks of this machine: who has failed, and why.
         watchdog: knows what this rank waits for.
@@ -114,14 +114,14 @@ class RankContext:
     def create(
         cls, config: AdaptraConfig, profile: Profile, patches: Resolved, device: Device
     ) -> RankContext:
-        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule.
+        """Make a context from Megatron's existing groups. Raises BadInput for an unusable rule.
 
-        The settings' `timeout` becomes what may end a training: Megatron's own, and the seconds to
-        name the rank that is late besides.
+        The settings' `timeout` becomes the one that may end a training: Megatron's own, plus the
+        seconds that it takes to name the rank that is late.
         """
         group = mpu.get_pipeline_model_parallel_group()
         limit = torch_waits(group) or config.timeout
-        # Torch names nobody, so a line does a little before that ends.
+        # Torch's error names no rank, so a line does a little before that timeout ends.
         late = min(config.timeout, max(limit - waits.CHAIN, limit / 2))
         config = replace(config, timeout=min(limit + waits.CHAIN, waits.FOREVER))
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
@@ -160,7 +160,7 @@ class RankContext:
         return context
 
     def say(self, text: str) -> None:
-        """Say `text` once, at rank 0."""
+        """Log `text` once, at rank 0."""
         if self.notices is not None:
             self.guard.later(self.notices.line, text)
 
@@ -171,36 +171,36 @@ class RankContext:
 
     @property
     def replicas(self) -> int:
-        """How many are planned together; 1 where each is by itself."""
+        """The number of replicas that are planned together; 1 where each is planned by itself."""
         return len(self.workers) // len(self.ranks)
 
     @property
     def replica(self) -> int:
-        """This rank's, of those that are planned together."""
+        """This rank's replica, by number among those that are planned together."""
         return self.worker // len(self.ranks)
 
     @property
     def budget(self) -> Budget:
-        """Of activations; on a device, whose memory is scarce, there always is one."""
+        """The limit on activations; on a device, whose memory is scarce, there always is one."""
         budget = self.config.budget
         return Budget(auto=True) if self.device.behind and budget == UNLIMITED else budget
 
     @property
     def ahead(self) -> int | None:
-        """How many ops before it is needed a receive is posted; see `lower`."""
+        """The number of ops by which a receive is posted before it is needed; see `lower`."""
         return 0 if self.config.post_receives == "on-demand" else None
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Everything that is open, from the first training iteration to the end of the job.
+    """A wiring holds all that is open from the first training iteration to the end of the job.
 
     `wire`: over which all of it goes. `pipelines`: one transport, or one for each kind of message,
-    which are on `device`. `control`: between the leader of the plan group and its other members.
-    `channels`: over that by member, of the leader to all others, of these to the leader. `store`:
+    for messages on `device`. `control`: between the leader of the plan group and its other members.
+    `channels`: over control, by member: the leader's to all others, theirs to the leader. `store`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
     functions, for which `small_collectives` stands in. `probes`: of links. `cross`: links between
-    replicas, where they have one plan. What has failed to open through the `guard` is None.
+    replicas, where they have one plan. A part that has failed to open through the `guard` is None.
     """
 
     plan_group: PlanGroup
@@ -220,19 +220,19 @@ class Wiring:
 
     @property
     def rendezvous(self) -> bool:
-        """Whether a message waits at its sender until its receive is posted."""
+        """True where a message waits at its sender until its receive is posted."""
         return self.pipelines[0].traits.rendezvous
 
     @property
     def staging(self) -> Staging | None:
-        """The host's memory that messages of a GPU go through, if they are on one."""
+        """The host's memory that messages of a GPU go through; None where they are not on one."""
         if self.device.type != "cuda" or not isinstance(self.wire, EngineWire):
             return None
         return self.wire.staging(self.device)
 
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
-        with contextlib.ExitStack() as stack:  # all of them, whatever one comes to; patches first
+        with contextlib.ExitStack() as stack:  # all are closed, even if one fails; patches first
             if self.log is not None:
                 stack.callback(self.guard.attempt, waits.END, self.log.close)
             stack.callback(self.wire.close)
@@ -305,7 +305,7 @@ def open_wiring(
     log = context.guard.call(_decision_log, config, group.leader)
     store = context.guard.call(lambda: DecisionStore(KeyValueStore("adaptra/")))
     neighbours = sorted({b for a, b in _links(context, chunks) if a == context.worker})
-    # Where all messages are ours they are the large ones.
+    # On GPUs some probes are as large as messages; elsewhere our own messages measure as much.
     nbytes = context.guard.call(message_bytes, arguments) if context.device.behind else 0
     probes = context.guard.call(LinkProbes, probed, neighbours, nbytes or 0)
     cross = None
@@ -321,7 +321,7 @@ def open_wiring(
 def _relink(
     wire: Wire, control: Transport, members: Sequence[int], peer: int, name: str
 ) -> Relink | None:
-    """How a control connection is made anew, where the wire does not do it."""
+    """Return what makes a lost control connection anew; None where the wire does so by itself."""
     if isinstance(wire, GlooWire) and isinstance(control, GlooTransport):
         return Relink(control, members, peer, name, wire.devices)
     return None
@@ -331,10 +331,10 @@ def _connect(
     context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str,
     copies: bool,
 ) -> tuple[Wire, tuple[Transport, ...], Transport, Transport]:  # fmt: skip
-    """A wire, the pipeline's transports over it, control, which is called `name`, and probes.
+    """Open a wire, the pipeline's transports over it, control, which is called `name`, and probes.
 
-    `copies`: as for EngineWire.
-    Collective: raises NoConnections on all ranks where some cannot connect.
+    `copies`: as for EngineWire. A collective: raises NoConnections on all ranks where some cannot
+    connect.
     """
     asked, encrypt = context.config.transport, context.config.encrypt
     missing = bindings.missing() if asked != "gloo" else "gloo was asked for"
@@ -371,7 +371,7 @@ def _connect(
 
 
 def _over_gloo(missing: str) -> str:
-    """What is logged once, although it is known twice. `missing`: the rank, and why."""
+    """Return the line that says why there is no engine. `missing`: the rank, and the reason."""
     return f"messages go over gloo, for there is no engine: {missing}"
 
 
@@ -391,7 +391,7 @@ def _engine_wire(context: RankContext, group: PlanGroup, copies: bool) -> Wire:
 def _open_pipelines(
     context: RankContext, wire: Wire, device: torch.device, chunks: int, serial: int
 ) -> Iterator[Transport]:
-    """Both directions of every link; of a ring where there are several chunks.
+    """Open both directions of every link; several chunks make a ring of the stages.
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
     """
@@ -402,9 +402,9 @@ def _open_pipelines(
 
 
 def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
-    """Both ways between workers of neighbouring stages; several chunks make a ring of the stages.
+    """Return the links both ways between neighbouring stages; several chunks make a ring of them.
 
-    Those between replicas are opened when a plan needs them (CrossLinks).
+    Links between replicas are opened when a plan needs them (CrossLinks).
     """
     stages = context.stages
     pairs = [(s, s + 1) for s in range(stages - 1)]
@@ -424,7 +424,7 @@ def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog[PlanDecisio
 
 
 def _replicas() -> list[int]:
-    """Of each replica that is planned together with this rank's, what its ranks are apart by.
+    """Return the distances, in global ranks, to the replicas planned together with this one.
 
     Megatron's grid of ranks is regular: in each dimension neighbours are equally far apart.
     """

@@ -1,6 +1,6 @@
-"""What cheaper remedies for slow replicas this job allows, and who plans them (`auto`).
+"""Cheaper remedies for slow replicas that this job allows, and their planners (`auto`).
 
-Their planners run at rank 0, as what chooses counts does: that of routes for all replicas, those of
+The planners run at rank 0, where counts are chosen: that of routes for all replicas, those of
 all-reduces for the groups that rank 0 is the first of. The first stage's group stands for all.
 """
 
@@ -19,7 +19,7 @@ from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
 
 
 def offers_of(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offers | None:
-    """By remedy that the job's settings allow, what asks its planner; None for `share`.
+    """Return, by remedy that settings allow, a function that asks its planner; None for `share`.
 
     `session`: this rank's. `reductions`: the job's PlannedCollectives.
     """
@@ -35,7 +35,7 @@ def offers_of(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offe
 
 
 def _of_all_reduces(reductions: Sequence[Any]) -> Offer | None:
-    """The best offer; None until some planner has made one."""
+    """Return the best offer; None until some planner has made one."""
     offers = [loop.remedy.offer for one in reductions for loop in one.loops]
     made = [offer for offer in offers if offer is not None]
     return min(made, key=lambda offer: offer.leaves, default=None)

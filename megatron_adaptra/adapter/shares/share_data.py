@@ -1,11 +1,11 @@
-"""Batches of a replica's share of an iteration, whosever they are.
+"""Batches of a replica's share of an iteration: its own, and those of other replicas.
 
-A replica reads its own microbatches from the iterator that Megatron gives it, as ever. Those of
-others it reads ahead, when the backwards of the iteration before are over: nothing of the iteration
-has begun then, so that a batch that cannot be read costs the shares, not the training. What was
-read ahead belongs to the place where the iterator stood: when it has moved on since, as over
-iterations that Megatron skips, other batches are read when the iteration begins. What is given away
-is read and dropped, so each replica's own iterator stands after all its batches at every end of an
+A replica reads its own microbatches from the iterator that Megatron gives it, as ever. It reads
+others' ahead, when the backwards of the iteration before are over: nothing of the iteration
+has begun then, so that a batch that cannot be read costs the shares, not the training. Batches read
+ahead belong to the place where the iterator stood: when it has moved on since, as over iterations
+that Megatron skips, other batches are read when the iteration begins. Batches given away are read
+and dropped, so each replica's own iterator stands after all its batches at every end of an
 iteration, and Megatron's count of consumed samples is the whole position.
 """
 
@@ -27,7 +27,10 @@ from megatron_adaptra.ir.sync import SyncPlan
 
 
 class ShareData:
-    """What one rank reads of other replicas, over all iterations; `replica`: its own."""
+    """A ShareData reads other replicas' batches for one rank, over all iterations.
+
+    `replica`: the rank's own.
+    """
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
@@ -36,7 +39,7 @@ class ShareData:
         self._place: tuple[Any, int] | None = None  # for which they were read
 
     def why_not(self, iterator: Any) -> str:
-        """Why no batch of another replica can be read, or an empty string.
+        """Return why no batch of another replica can be read, or an empty string.
 
         `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
         """
@@ -53,11 +56,11 @@ class ShareData:
         self._ahead, self._place = self._read(iterator, plan), _place(iterator)
 
     def others(self, iterator: Any, plan: SyncPlan) -> list[Any]:
-        """The batches of other replicas in the iteration that begins, in the order of its share.
+        """Return other replicas' batches in the iteration that begins, in the order of its share.
 
-        Those that were read ahead by this `plan`, if Megatron's `iterator` still stands there; else
-        they are read now, which raises as `read_ahead` does. Stock's own reading would end there,
-        too: they are samples of the same iteration.
+        They were read ahead by this `plan`, if Megatron's `iterator` still stands there; else they
+        are read now, which raises as `read_ahead` does. Stock's own reading would end there, too:
+        they are samples of the same iteration.
         """
         found, self._ahead = self._ahead, []
         return found if _place(iterator) == self._place else self._read(iterator, plan)
@@ -81,7 +84,7 @@ class ShareData:
 
 
 def _place(iterator: Any) -> tuple[Any, int] | None:
-    """The loader behind Megatron's `iterator`, and how many batches it has given.
+    """Return the loader behind Megatron's `iterator`, and how many batches it has given.
 
     None where there is none: an iterator that reads homes is of one iteration, which the next one
     follows.
@@ -91,7 +94,7 @@ def _place(iterator: Any) -> tuple[Any, int] | None:
 
 
 class ShareBatches:
-    """The batches of a share in one iteration, in its order; Megatron calls `next` as ever.
+    """An iterator gives the batches of a share in one iteration, in order, at Megatron's `next`.
 
     `iterator`: Megatron's; `own`: how many of its next `each` batches are run here; `others`: the
     batches that come after these.
@@ -113,7 +116,7 @@ class ShareBatches:
         return next(self._others)
 
     def end(self) -> None:
-        """Take what is given away; nothing on a stage whose forwards read nothing."""
+        """Read and drop the batches given away, but none on a stage whose forwards read nothing."""
         while 0 < self._taken < self._each:
             self._taken += 1
             next(self._iterator)

@@ -1,8 +1,8 @@
-"""Which jobs can share out an iteration between replicas, and why others cannot.
+"""Jobs that can share out an iteration between replicas, and the reasons why others cannot.
 
-What is known from Megatron's groups and its model is the same on all ranks (`apart`). The rest is
-seen in the first iteration, which every job runs as stock (`FirstIteration`): its data, its losses,
-and whether ops wait for other replicas, which may be at another microbatch under shares.
+Reasons in Megatron's groups and its model are the same on all ranks (`apart`). The rest is seen in
+the first iteration, which every job runs as stock (`FirstIteration`): its data, its losses, and
+whether ops wait for other replicas, which may be at another microbatch under shares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatron_adaptra.adapter.shares.share_data import ShareData
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.sync import MOST_PAIRS
 
-# Of a model's config: what scales losses beside `grad_scale_func`, or batches other than by sample.
+# Fields of a model's config that scale losses beside `grad_scale_func`, each with the reason.
 _REFUSED = {
     "moe_grad_scale_func": "a function of its own scales losses of experts",
     "mtp_grad_scale_func": "a function of its own scales losses of later tokens",
@@ -33,7 +33,7 @@ _REFUSED = {
 
 
 def apart(config: AdaptraConfig, arguments: ScheduleArgs) -> str:
-    """Why replicas run as many microbatches each, or an empty string; the same on all ranks.
+    """Return why replicas run equally many microbatches, or ""; the same on all ranks.
 
     `arguments`: those of Megatron's schedule, before the first iteration.
     """
@@ -66,7 +66,7 @@ def apart(config: AdaptraConfig, arguments: ScheduleArgs) -> str:
 
 
 def too_many(microbatches: int) -> str:
-    """Why so many `microbatches` of each replica are not shared out, or an empty string."""
+    """Return why so many `microbatches` of each replica are not shared out, or an empty string."""
     total = microbatches * mpu.get_data_parallel_world_size()
     return (
         f"an iteration has {total}, at most {MOST_PAIRS} are shared out"
@@ -76,7 +76,7 @@ def too_many(microbatches: int) -> str:
 
 
 class FirstIteration:
-    """Watches an iteration that runs as stock.
+    """A FirstIteration watches an iteration that runs as stock.
 
     `data`: this rank's. `per_token`: `--calculate-per-token-loss` is set.
     """
@@ -88,7 +88,7 @@ class FirstIteration:
         self._unread = self._losses = ""
 
     def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
-        """The same `arguments` of Megatron's schedule, whose data and losses are watched."""
+        """Return the same `arguments` of Megatron's schedule, with data and losses watched."""
         self._unread = self._data.why_not(only(arguments["data_iterator"]))
         arguments, self._batches = counted(arguments)
         forward_step = arguments["forward_step_func"]
@@ -102,7 +102,7 @@ class FirstIteration:
 
     @contextlib.contextmanager
     def ops(self, config: Any) -> Iterator[None]:
-        """Round the schedule of a model with this `config`: its ops are watched."""
+        """Watch ops, in a `with`, in the schedule of a model with this `config`."""
         own = closed_groups.at_my_stage()
         watch = OpWatch(own, own)
         with contextlib.closing(watch), watch.watching(config.finalize_model_grads_func):
@@ -111,18 +111,18 @@ class FirstIteration:
 
     @property
     def reads(self) -> bool:
-        """Whether forwards of this rank have read batches."""
+        """True where forwards of this rank have read batches."""
         return self._batches is not None and any(self._batches.reads)
 
     @property
     def reason(self) -> str:
-        """Why this rank's iterations cannot be shared out, or an empty string."""
+        """The reason why this rank's iterations cannot be shared out, or an empty string."""
         unread = self._unread if self.reads else ""
         odd = "" if self._batches is None else self._batches.why_not()
         return self._met or odd or unread or self._losses
 
     def _seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A loss function whose results are looked at."""
+        """Wrap a loss `function`, to look at its results."""
 
         @functools.wraps(function)
         def seen(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ class FirstIteration:
 
 
 def _unlike(outputs: Any, per_token: bool) -> str:
-    """What about a loss function's `outputs` does not add up over replicas, or an empty string."""
+    """Describe what in a loss function's `outputs` cannot be added up over replicas, or ""."""
     if not isinstance(outputs, tuple) or len(outputs) not in (2, 3):
         return "a loss function returns no loss beside what it reports"
     if per_token and len(outputs) == 2:

@@ -1,11 +1,11 @@
 """How long a replica's schedule takes, without what it waits for other replicas.
 
 It begins with the first forward, after the barrier of Megatron's timers, and ends before gradients
-are finalised. What is in it of others: with `--overlap-param-gather` the first forward waits for
-parameters, whose gather all replicas begin together, after their steps.
+are finalised. One wait for others is in it: with `--overlap-param-gather` the first forward waits
+for parameters, whose gather all replicas begin together, after their steps.
 
-All ranks exchange it by their vote on the next iteration, and what finds counts takes it while that
-fills its pipeline: ranks wait for messages then, and for a step before.
+All ranks exchange it by their vote on the next iteration. The search for counts takes it while that
+iteration fills its pipeline: ranks wait for messages then anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPORTED = 2  # forwards of an iteration that have begun when the one before is 
 
 
 class Timed(NamedTuple):
-    """An `iteration` by these `counts` of all replicas; `seconds` of this rank's schedule."""
+    """A Timed gives the `seconds` of this rank's schedule in an `iteration` with these `counts`."""
 
     iteration: int
     counts: tuple[int, ...]
@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 
 
 class ScheduleTimes:
-    """Of one rank, on a `device`. A GPU passes marks later: its iterations are known one later."""
+    """A ScheduleTimes measures one rank on a `device`; times on a GPU come one iteration later."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -41,7 +41,7 @@ class ScheduleTimes:
         self._ran: deque[tuple[int, tuple[int, ...], Mark, Mark]] = deque(maxlen=2)
 
     def begin(self, arguments: ScheduleArgs, report: Callable[[], None]) -> ScheduleArgs:
-        """The same `arguments` of Megatron's schedule, whose forwards are seen.
+        """Return the same `arguments` of Megatron's schedule, with forwards that are timed.
 
         `report`: is called while the pipeline fills.
         """
@@ -63,7 +63,7 @@ class ScheduleTimes:
     def finalizing(
         self, native: Callable[..., Any], over: Callable[[], None]
     ) -> Callable[..., Any]:
-        """Megatron's function that finalises gradients, `native`: backwards are `over` before."""
+        """Wrap Megatron's function that finalises gradients, `native`, to call `over` before it."""
 
         @functools.wraps(native)
         def seen(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class ScheduleTimes:
         return seen
 
     def end(self, iteration: int, counts: tuple[int, ...]) -> None:
-        """That was `iteration`, in which replicas have run so many microbatches each, `counts`."""
+        """End `iteration`, in which replicas have run so many microbatches each, `counts`."""
         self._reported()  # routes may leave a rank with one forward
         last = self._last or self._device.mark()
         if self._first is not None:
@@ -86,7 +86,7 @@ class ScheduleTimes:
             report()
 
     def known(self, iteration: int) -> Timed | None:
-        """At the end of `iteration`: the newest one whose time all ranks can know by now.
+        """Return the newest iteration whose time all ranks can know at the end of `iteration`.
 
         None where it is not known here, which is rare.
         """

@@ -1,11 +1,11 @@
 """Replicas that run different numbers of microbatches, with the same mean over the global batch.
 
-It stands round all of an iteration's schedule, whatever runs that: Megatron's own with one stage,
-or our session. For an iteration it gives the schedule this replica's number of microbatches, their
+`Shares` wraps an iteration's schedule, run by Megatron's own function with one stage, or by our
+session. For an iteration it gives the schedule this replica's number of microbatches, their
 batches in the order of its share, and losses weighed by that number. The first iteration runs as
 stock, and is watched; each later one runs by the plan of a `Source`, if all ranks have voted in the
-one before that they can: they have read what they run for others, and have the same plan. Where one
-of them cannot, all run as stock from the next iteration on, together.
+one before that they can: they have read the batches they run for others, and have the same plan.
+Where one of them cannot, all run as stock from the next iteration on, together.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.replica_row import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
-# By the word of all ranks, why there are no shares any more.
+# Why there are no shares any more, by the result of the vote.
 _OVER = {FAILED: "a rank cannot go on", DIFFERENT: "not all ranks have the same plan for it"}
 
 
 class Shares:
-    """One rank's part, from the first training iteration to the end.
+    """A Shares object runs one rank's shares of iterations, from the first to the last.
 
     Args:
         session: this rank's, which runs the schedules.
@@ -84,18 +84,18 @@ class Shares:
 
     @property
     def plan(self) -> SyncPlan:
-        """What the iteration under way, or else the last one, is run by."""
+        """The plan of the iteration under way, or else of the last one."""
         return self._plan
 
     @property
     def loop(self) -> Loop[ShareRemedy] | None:
-        """What finds counts, at the job's first rank; None at others, and where none are found."""
+        """The loop that finds counts, at the job's first rank; None elsewhere and without one."""
         return self._source.loop if isinstance(self._source, AdaptiveShares) else None
 
     def forward_backward(self, run: Schedule, arguments: ScheduleArgs) -> Any:
-        """One call of Megatron's forward_backward with these `arguments`, which `run` runs.
+        """Run one call of Megatron's forward_backward with these `arguments`, by `run`.
 
-        Returns what it returns. Raises what it raises, and PeerLost if a rank has not voted.
+        Returns what `run` returns. Raises what `run` raises, and PeerLost if a rank has not voted.
         """
         if self._off or arguments.get("forward_only"):
             return run(arguments)
@@ -113,14 +113,14 @@ class Shares:
         return self._run(run, arguments, over)
 
     def close(self) -> None:
-        """No iteration follows."""
+        """Close the source and the vote, as no iteration follows."""
         if (source := self._source) is not None:
             self._guard.attempt(waits.END, source.close)
         if self._vote is not None:
             self._vote.close()
 
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
-        """The first iteration, as stock; what is seen in it decides about all others."""
+        """Run the first iteration as stock, and watch whether later ones can be shared out."""
         reason = self._session.patches.why_not("shares", "watched-ops")
         reason = reason or apart(self._config, arguments)
         if reason:
@@ -150,7 +150,7 @@ class Shares:
         )  # fmt: skip
 
     def _connect(self) -> str:
-        """Why ranks cannot vote, or an empty string. A collective of all."""
+        """Connect all ranks to vote; return why they cannot, or an empty string. A collective."""
         reason = ""
         try:
             self._vote = ShareVote(self._replicas, self._config.timeout)
@@ -159,7 +159,7 @@ class Shares:
         return reason_anywhere(reason)
 
     def _refuse(self, reason: str) -> None:
-        """From now on all is stock, on all ranks, for the same `reason`."""
+        """Run all as stock from now on, on all ranks, for the same `reason`."""
         self._session.context.say(f"replicas run as many microbatches each: {reason}")
         self._off = True
         self._others = []
@@ -167,9 +167,9 @@ class Shares:
     # The two ends of an iteration.
 
     def _begin(self, microbatches: int, iterator: Any) -> None:
-        """The boundary before an iteration of so many `microbatches` per replica in stock.
+        """Begin an iteration of so many `microbatches` per replica in stock.
 
-        `iterator`: Megatron's. Raises what reading of it raises, see ShareData.
+        `iterator`: Megatron's. Raises what reading from it raises, see ShareData.
         """
         assert self._vote is not None
         voted, before = self._vote.result(), self._plan
@@ -204,7 +204,7 @@ class Shares:
                 )
 
     def _end(self, iterator: Any) -> None:
-        """Its backwards are over: prepare the next one, and vote on it.
+        """Prepare the next iteration when backwards are over, and vote on it.
 
         `iterator`: Megatron's, which stands after all batches of this replica.
         """
@@ -229,7 +229,7 @@ class Shares:
         self._vote.start(word, "" if plan is None else plan.text(), self._replica, given)
 
     def _given(self) -> Given:
-        """What all ranks learn of this one by their vote."""
+        """Return what this rank adds to its vote: its seconds, its host's use, and counts."""
         use, counts = (None, None) if self._source is None else self._source.gives(self._iteration)
         if (timed := self._times.known(self._iteration)) is None:
             return Given(None, use, counts)
@@ -240,7 +240,7 @@ class Shares:
     def _run(
         self, run: Schedule, arguments: ScheduleArgs, over: Callable[[], None] | None = None
     ) -> Any:
-        """The schedule, by the plan in force. `over`: is called when its backwards are.
+        """Run the schedule by the plan in force. `over`: is called when its backwards are over.
 
         That is before gradients are finalised: while replicas reduce them, the vote goes round.
         """
@@ -272,7 +272,7 @@ class Shares:
         self._counted = self._session.iteration
         return result
 
-    # What decides.
+    # Decisions.
 
     def _start(self, microbatches: int) -> None:
         """Begin with another number of `microbatches`, as stock."""
@@ -280,7 +280,7 @@ class Shares:
         self._ask(self._iteration)
 
     def _starts(self) -> None:
-        """All ranks are here: the iteration starts."""
+        """Report to the source that the iteration starts: all ranks are here."""
         if (source := self._source) is not None:
             self._guard.call(lambda: source.starts(self._iteration))  # it may have no such thing
 
@@ -301,14 +301,14 @@ class Shares:
         return None
 
     def _report(self) -> None:
-        """What an iteration has taken, if ranks have exchanged that."""
+        """Report to the source how long an iteration has taken, if ranks have exchanged that."""
         ended, self._ended = self._ended, None
         if self._source is not None and ended is not None:
             self._source.ended(ended)
 
 
 class _End:
-    """That of an iteration's backwards, and what follows: each once, in order."""
+    """An _End makes the calls that follow an iteration's backwards: each once, in order."""
 
     def __init__(self) -> None:
         self._next: list[Callable[[], None]] = []
@@ -323,7 +323,7 @@ class _End:
 
 
 def _weighed(native: Callable[[Any], Any] | None, weight: float) -> Callable[[Any], Any]:
-    """Megatron's function that scales losses, `native`, which weighs them, too."""
+    """Wrap Megatron's function that scales losses, `native`: multiply by `weight`, too."""
 
     def grad_scale_func(loss: Any) -> Any:
         return (loss if native is None else native(loss)) * weight
@@ -332,7 +332,7 @@ def _weighed(native: Callable[[Any], Any] | None, weight: float) -> Callable[[An
 
 
 def _again() -> bool:
-    """Whether Megatron runs the last iteration once more, to see if its results are the same."""
+    """Return whether Megatron reruns the last iteration, to see if its results are the same."""
     machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
     again = rerun_state_machine.RerunState.RERUNNING_IN_PLACE
     return machine is not None and machine.state is again

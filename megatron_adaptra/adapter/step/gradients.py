@@ -1,7 +1,7 @@
 """Gradients of data-parallel ranks, reduced by a collective plan in place of Megatron's all-reduce.
 
-Those of plain DDP: of dense parameters over all data-parallel ranks, and of experts over the ranks
-that have the same ones. The distributed optimizer's are in sharded_gradients.py.
+This covers plain DDP: dense parameters over all data-parallel ranks, and experts over the ranks
+that have the same ones. For the distributed optimizer see sharded_gradients.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHAT = "gradients are reduced"
 
 
 class GradientReduction(PlannedCollectives):
-    """As PlannedCollectives: the all-reduces in `start_grad_sync`."""
+    """A GradientReduction plans the all-reduces in `start_grad_sync`; see PlannedCollectives."""
 
     def _patch(self) -> ExitStack:
         (target,) = PATCHES["gradients"].targets

@@ -1,4 +1,4 @@
-"""What a last stage returns that has run no microbatch, because others have run all of its own.
+"""Losses of a last stage that has run no microbatch, because others have run all of its own.
 
 Megatron's training program reads the names of losses from the first microbatch of each last stage,
 and adds numerators and denominators up over the replicas.
@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 
 class IdleLosses:
-    """Of one last-stage worker; `group`: its peers in all replicas."""
+    """An IdleLosses fills in one last-stage worker's losses; `group`: its peers in all replicas."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         self._pairs: Any = None  # what does for good, if every value is a pair
 
     def filled(self, losses: list[Any]) -> list[Any]:
-        """The `losses` of an iteration, by microbatch, in which some of the peers ran none.
+        """Return the `losses` of an iteration, by microbatch, or neutral ones where there are none.
 
-        A collective of the peers. One that has none gets one microbatch's: a pair of numerator and
-        denominator that adds nothing, and of anything else, which Megatron does not add up over
+        A collective of the peers. A worker without losses gets those of one microbatch: zeros for a
+        pair of numerator and denominator; for any other value, which Megatron does not add up over
         replicas, the first peer's own.
         """
         if self._pairs is None:

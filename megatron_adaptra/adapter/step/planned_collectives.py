@@ -1,8 +1,8 @@
 """Collectives by plan inside Megatron's own functions.
 
 Megatron's function runs as ever, with a plan's collective in place of calls of torch.distributed in
-it, and our handle for what overlaps with a forward or backward. What is not handled is left to
-Megatron, which is logged once.
+it, and our handle for collectives that overlap with a forward or backward. Cases that are not
+handled are left to Megatron, which is logged once.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from megatron_adaptra.plan.reductions.sized_shards import for_shards
 
 
 class Handle:
-    """What Megatron waits for at the end of a collective that overlaps with other work.
+    """A handle lets Megatron wait for a collective that overlaps with other work.
 
-    `checks`: called after the `works`; one raises what else must end the training.
+    `checks`: called after the `works`; each raises an error that must end the training.
     """
 
     def __init__(self, works: list[ExchangeWork], checks: Iterable[Callable[[], None]]) -> None:
         self._works, self._checks = works, list(checks)
 
     def wait(self) -> None:
-        """Raises PeerLost, which names the rank that is lost, and what a check raises."""
+        """Wait for all works. Raises PeerLost, which names the rank, and what a check raises."""
         for work in self._works:
             work.wait()
         for check in self._checks:
@@ -62,39 +62,39 @@ class Handle:
 
 
 class NativeHandle:
-    """Megatron's own `handle` of a reduction that overlaps; `then` is called when it has ended.
+    """A NativeHandle waits for the `handle` of Megatron's own reduction, and then calls `then`.
 
-    That is when it is waited for, so that all of a reduction that backwards have hidden ends with
-    them.
+    A reduction counts as ended only when it is waited for: where backwards have hidden all of it,
+    it ends with them.
     """
 
     def __init__(self, handle: Any, then: Callable[[], None]) -> None:
         self._handle, self._then = handle, then
 
     def wait(self) -> None:
-        """Raises what Megatron's raises."""
+        """Wait for Megatron's handle. Raises what that raises."""
         self._handle.wait()
         self._then()
 
 
 class GatherHandle:
-    """The `handle` of an all-gather that overlaps with a forward, from its begin on.
+    """A GatherHandle wraps the `handle` of an all-gather that overlaps with a forward.
 
-    `hidden`: gets the seconds after which it is waited for.
+    `hidden`: gets the seconds from the gather's begin to the wait for it.
     """
 
     def __init__(self, handle: Any, hidden: Callable[[float], None]) -> None:
         self._handle, self._hidden, self._began = handle, hidden, time.monotonic()
 
     def wait(self) -> None:
-        """Raises what that of `handle` raises."""
+        """Wait for `handle`. Raises what that raises."""
         self._hidden(time.monotonic() - self._began)
         self._handle.wait()
 
 
 @dataclass
 class _Call:
-    """A function of Megatron's that runs on `buckets`, and what it has begun.
+    """A call records a function of Megatron's that runs on `buckets`, and what it has begun.
 
     `groups`: by goal, over which a plan may take part. `works`: begun by plan. `native`: by goal,
     how many collectives torch runs of a group that measures them.
@@ -108,7 +108,7 @@ class _Call:
 
 
 class PlannedCollectives(ABC):
-    """Patched in from its making until `close`.
+    """A PlannedCollectives object patches collectives in Megatron, from its making to `close`.
 
     `active`: plans may run now; while False, Megatron does all, as if nothing was patched.
     `announce`: decisions go to the log of the training, too; set before the first reduction.
@@ -126,7 +126,7 @@ class PlannedCollectives(ABC):
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[Any, PlannedGroup | str] = {}  # or why Megatron does it
-        # What was found for buckets on a host, whose tensors stay as they are.
+        # The groups found for buckets on a host, whose tensors stay as they are.
         self._found: WeakKeyDictionary[Any, dict[Goal, PlannedGroup]] = WeakKeyDictionary()
         self._call: _Call | None = None  # the one that is running
         self._under_way: list[ExchangeWork] = []
@@ -134,17 +134,17 @@ class PlannedCollectives(ABC):
 
     @abstractmethod
     def _patch(self) -> contextlib.ExitStack:
-        """Put ours in place of Megatron's functions; what is returned takes it back."""
+        """Put ours in place of Megatron's functions; to close the returned stack takes it back."""
 
     @property
     def loops(self) -> list[Loop[ReductionRemedy]]:
-        """What chooses for the groups that this rank is the first of."""
+        """The loops that choose plans for the groups that this rank is the first of."""
         groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
         loops = [one.adaptive.loop for one in groups if one.adaptive is not None]
         return [loop for loop in loops if loop is not None]
 
     def scalars(self) -> dict[str, float]:
-        """Collect those of all groups of this rank; see PlannedGroup."""
+        """Collect the values for charts of all groups of this rank; see PlannedGroup."""
         found: dict[str, float] = {}
         for one in self._groups.values():
             if isinstance(one, PlannedGroup):
@@ -171,7 +171,7 @@ class PlannedCollectives(ABC):
     ) -> Handle | None:
         """Call Megatron's function, with its collectives over `groups` by plan where there is one.
 
-        What is returned has to be waited for; None where nothing was begun by plan.
+        The handle has to be waited for; None where nothing was begun by plan.
         """
         call = _Call(buckets, {goal: one for goal, one in groups.items() if one is not None})
         before, self._call = self._call, call
@@ -192,7 +192,7 @@ class PlannedCollectives(ABC):
         return Handle(call.works, [one.check for one in measured if one is not None])
 
     def _all_reduces(self) -> contextlib.AbstractContextManager[Any]:
-        """While it is entered, the running call's all-reduces go by plan."""
+        """Run the all-reduces of the running call by plan, in a `with`."""
         torch_all_reduce = dist.all_reduce
 
         def all_reduce(
@@ -205,7 +205,7 @@ class PlannedCollectives(ABC):
         return patch("sums", all_reduce=all_reduce)
 
     def _begun(self, goal: Goal, whole: torch.Tensor, op: Any, group: Any) -> bool:
-        """Begin a collective of the call that is running; whether there is one by plan.
+        """Begin a collective of the running call by plan; return whether there is a plan for it.
 
         Else torch has to begin it, which is measured.
         """
@@ -236,7 +236,7 @@ class PlannedCollectives(ABC):
         return True
 
     def _end_native(self, call: _Call, goal: Goal) -> None:
-        """What torch runs in a `call` for a `goal` has ended, or is waited for later than that."""
+        """End torch's collectives in a `call` for a `goal`, now or when they are waited for."""
         adaptive, buckets = call.groups[goal].adaptive, call.buckets
         config = buckets.ddp_config
         count = call.native.pop(goal, 0)
@@ -251,7 +251,7 @@ class PlannedCollectives(ABC):
         else:
             ends()
 
-    # Which groups.
+    # The choice of groups.
 
     def _planned(
         self,
@@ -262,14 +262,14 @@ class PlannedCollectives(ABC):
         tensors: Iterable[torch.Tensor],
         within: Any = None,
     ) -> PlannedGroup | None:
-        """What reduces or gathers `buckets`; None where Megatron does. The same on all ranks.
+        """Find the group that reduces or gathers `buckets`, alike on all ranks; None for Megatron.
 
         Args:
             goal: of the collective.
-            what: is done by Megatron, in words, where no plan can do it.
+            what: words for what Megatron does where no plan can do it.
             group: of torch's ranks.
             buckets: of Megatron's.
-            tensors: that the collective is about; of a host's they are looked at once.
+            tensors: of the collective; those on a host are looked at once.
             within: a group whose ranks are all late where one of them is.
         """
         known = self._found.setdefault(buckets, {})
@@ -290,7 +290,7 @@ class PlannedCollectives(ABC):
         return None
 
     def _not_ours(self, goal: Goal, tensors: Iterable[torch.Tensor], ranks: int) -> str:
-        """Why Megatron has to do it; empty if it need not."""
+        """Return why Megatron has to do the collective, or an empty string."""
         for data in tensors:
             if data.device.type == "cuda" and self._config.allreduce == AUTO:
                 if captured():
@@ -316,7 +316,7 @@ class PlannedCollectives(ABC):
         return ""
 
     def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
-        """Connect the ranks of a group, if they agree: a collective of it. Or why it is not."""
+        """Connect the ranks of a group, a collective of it; return why not if they disagree."""
         where = buckets.buckets[0].grad_data.device
         try:
             device, lacks = device_of(where), ""
@@ -363,7 +363,7 @@ class PlannedCollectives(ABC):
         return PlannedGroup(group, use, connected, adaptive, plan_of)
 
     def _late_in(self, group: Any, within: Any) -> tuple[int, ...]:
-        """Which of the ranks in a `group` `--adaptra-late-ranks` names; () if it names all."""
+        """Return the ranks in a `group` that `--adaptra-late-ranks` names; () if it names all."""
         if not self._config.late:
             return ()
         late = data_parallel_number() in self._config.late
@@ -374,9 +374,9 @@ class PlannedCollectives(ABC):
 
 
 def _overlaps(config: Any) -> bool:
-    """Whether gradients are reduced while others are computed, by Megatron's `config` of DDP.
+    """Return whether gradients are reduced while others are computed, by the `config` of DDP.
 
-    Those of several optimizer instances do not: each has ended with Megatron's function.
+    With several optimizer instances none are: each reduction has ended with Megatron's function.
     """
     return bool(config.overlap_grad_reduce) and config.num_distributed_optimizer_instances == 1
 

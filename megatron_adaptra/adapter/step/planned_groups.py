@@ -16,19 +16,19 @@ from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.planned.observed import ObservedReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 
-# Of Megatron's settings for DDP, what changes what is reduced, and when.
+# Megatron's settings for DDP that change what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
 
 
 class PlannedGroup:
-    """The ranks of a process `group` of torch's, over connections of their own.
+    """A PlannedGroup connects the ranks of torch's process `group` for collectives by plan.
 
     Args:
-        group: theirs.
+        group: torch's.
         name: of what is reduced, in charts.
         connected: between them.
-        adaptive: measures, and knows what they have voted on, or that nothing changes on a GPU;
-            None where a setting names it.
+        adaptive: measures, and knows the plan that ranks have voted on, or that none runs on a GPU;
+            None where a setting names the plan.
         plan_of: the plan that the setting names, for a goal and so many bytes.
     """
 
@@ -50,7 +50,7 @@ class PlannedGroup:
         return self._connected.exchange
 
     def begins(self, buckets: Any) -> None:
-        """Gradients of `buckets` are about to be reduced: an iteration begins with the same ones.
+        """Prepare to reduce gradients of `buckets`; the first ones seen begin each iteration.
 
         Raises what `AdaptiveReductions.ready` does.
         """
@@ -60,14 +60,14 @@ class PlannedGroup:
                 self.adaptive.ready()
 
     def plan(self, goal: Goal, nbytes: int) -> CollectivePlan | None:
-        """What runs for a buffer of `nbytes`; None for Megatron's own collective."""
+        """Return the plan for a buffer of `nbytes`; None for Megatron's own collective."""
         if self.adaptive is None:
             return self._plan_of(goal, nbytes)
         value = self.adaptive.value
         return value.gathering if goal is Goal.ALL_GATHER else value.plan
 
     def scalars(self) -> dict[str, float]:
-        """For charts: who comes late, and whether a plan runs; nothing where a setting names it."""
+        """Return chart values: who comes late, whether a plan runs; {} where a setting names it."""
         if self.adaptive is None:
             return {}
         late = {f"late-ms/{self.name}/rank-{r}": 1e3 * s for r, s in self.adaptive.late.items()}
@@ -97,8 +97,8 @@ def connect(
         sharded, overlaps: see AdaptiveReductions.
 
     Returns:
-        The connections, and what finds out and votes, under `--adaptra-allreduce auto`; on a GPU
-        it finds out alone.
+        The connections; and, under `--adaptra-allreduce auto`, the object that measures and votes,
+        or on a GPU only measures.
 
     Raises:
         NoConnections: they cannot be opened, on all ranks for the same reason.
@@ -123,9 +123,9 @@ def connect(
 
 
 def difference_of(group: Any, buckets: Any, device: str) -> str:
-    """The first thing in which the ranks of a `group` differ, in words; "" if they do not.
+    """Describe the first thing in which the ranks of a `group` differ; "" if they do not.
 
-    Looked at are settings, the sizes of `buckets`, and the `device`: its type, or why it is out of
+    Settings, the sizes of `buckets` and the `device` are compared: its type, or why it is out of
     reach. A collective of the group.
     """
     config = buckets.ddp_config
@@ -142,19 +142,19 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
 
 
 def data_parallel_number() -> int:
-    """This rank's number among the data-parallel ranks, as `--adaptra-late-ranks` counts them."""
+    """Return this rank's number among data-parallel ranks, as `--adaptra-late-ranks` counts."""
     from megatron.core import parallel_state as mpu
 
     return int(mpu.get_data_parallel_rank(with_context_parallel=True))
 
 
 def of_experts(buckets: Any) -> bool:
-    """Whether parameters of `buckets` are of experts, which only some data-parallel ranks have."""
+    """Return whether `buckets` have parameters of experts, which only some of the ranks have."""
     return any(not getattr(one, "allreduce", True) for one in buckets.params)
 
 
 def late_in(group: Any, late: bool) -> tuple[int, ...]:
-    """The numbers, in a `group`, of its ranks that are `late`. A collective of it.
+    """Return the numbers, in a `group`, of its ranks that are `late`. A collective of it.
 
     Expert-parallel groups and those between optimizer instances number ranks in their own way.
     """

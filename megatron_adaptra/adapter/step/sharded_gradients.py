@@ -27,7 +27,7 @@ _WHAT = {
 
 
 class ShardedReduction(PlannedCollectives):
-    """As PlannedCollectives, on top of GradientReduction, if that is there."""
+    """A ShardedReduction plans collectives of shards, on top of a GradientReduction, if any."""
 
     def _patch(self) -> ExitStack:
         reduce, gather, scatter_all, gather_all = (
@@ -83,7 +83,7 @@ class ShardedReduction(PlannedCollectives):
         return self.active and bool(buckets.ddp_config.use_distributed_optimizer)
 
     def _in_instance(self, goal: Goal, buckets: Any) -> PlannedGroup | None:
-        """What reduces or gathers shards; None where Megatron does."""
+        """Find the group that reduces or gathers shards by plan; None where Megatron does."""
         config, reduces = buckets.ddp_config, goal is Goal.REDUCE_SCATTER
         reason = ""
         if reduces and getattr(config, "reduce_scatter_with_fp32_accumulation", False):
@@ -98,7 +98,7 @@ class ShardedReduction(PlannedCollectives):
         return self._planned(goal, _WHAT[goal], group, buckets, data)
 
     def _between_instances(self, buckets: Any) -> PlannedGroup | None:
-        """What adds up shards between instances; None where there is one, or Megatron does."""
+        """Find the group that adds up shards between instances; None for one, or without a plan."""
         if buckets.ddp_config.num_distributed_optimizer_instances == 1:
             return None
         goal, data = Goal.ALL_REDUCE, (one.grad_data for one in buckets.buckets)

@@ -1,4 +1,4 @@
-"""What an optimizer step returns, known on every stage without asking the others.
+"""The result of an optimizer step, known on every stage without asking the others.
 
 After the step Megatron all-reduces, one after the other over the model-parallel group: whether it
 was successful, the gradient norm, and, if that is logged, the number of zeros. They follow from
@@ -42,11 +42,11 @@ _AGREED = (
 
 
 class StepResultSync:
-    """Stands in for `optimizer.step` of one rank and for what agrees on its results.
+    """A StepResultSync stands in for `optimizer.step` and for the agreement on its results.
 
     `session`: the rank's Session, whose small collectives come with its first iteration.
-    `scheduler`: Megatron's, of learning rates. `known`: what the last step returned is taken to be
-    the same everywhere. `compared`: results are exchanged, on all ranks of the job.
+    `scheduler`: Megatron's, of learning rates. `known`: the last step's result is taken to be the
+    same everywhere. `compared`: results are exchanged, on all ranks of the job.
     """
 
     def __init__(self, optimizer: Any, scheduler: Any, session: Any) -> None:
@@ -66,7 +66,7 @@ class StepResultSync:
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """While the training loop steps through this object and asks it what all agree on."""
+        """Let the training loop step through this object, and agree by it, in a `with`."""
         training = sys.modules["megatron.training.training"]
 
         @functools.wraps(self._step)
@@ -78,7 +78,7 @@ class StepResultSync:
             yield
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's step, whose results are then known, or exchanged.
+        """Run the optimizer's step, whose results are then known, or exchanged.
 
         Raises AdaptraError if gradients are still on their way, and, under `--adaptra-strict`, if
         ranks have had other results of the step before.
@@ -113,15 +113,15 @@ class StepResultSync:
         collectives.prefetch([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
     def logged(self) -> None:
-        """This rank has come to the end of an iteration, as the others of its model learn."""
+        """Send the step's result to the others of the model, at the end of an iteration."""
         if (collectives := self._session.small_collectives) is not None and collectives.active:
             self._send(collectives)
 
     def _send(self, collectives: SmallCollectives) -> None:
         """Send the others the last step's result, to be compared before the next step.
 
-        Or before this rank waits for others outside of steps: it has waited for nobody since the
-        step, and might otherwise wait there for a rank that is late twice, longer than stock does.
+        They are compared earlier if this rank waits for others outside of steps: it has waited for
+        none since the step, and might wait there, longer than stock does, for a rank late twice.
         """
         mine, self._mine = self._mine, b""
         if not mine:
@@ -192,7 +192,7 @@ class StepResultSync:
         return agreed
 
     def _ask(self, collectives: SmallCollectives, name: str, native: Callable[[], Any]) -> Any:
-        """Once the values are known, this will not take time of its own."""
+        """Agree by `native`, and keep its spans: they are skipped once values are known."""
         began = time.monotonic()
         collectives.hiding = True
         try:

@@ -2,7 +2,7 @@
 
 The last stage has its share long before the first one, and sends it at once. The sum is there when
 the first stage needs it. The last one would wait a delay of the link for the other share, and all
-that comes after it would, too; but before its step nobody looks at the sum: a tied weight counts
+that comes after it would, too; but it does not read the sum before its step: a tied weight counts
 for the gradient norm on the first stage alone. So it goes on, and takes the sum when the norm has
 come, by the same links.
 """
@@ -19,7 +19,7 @@ from megatron_adaptra.execute.small.small_collectives import DeferHook
 
 
 def defer_hook(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> DeferHook | None:
-    """What SmallCollectives asks; None where gradients are looked at before the norm has come.
+    """Return a hook for SmallCollectives; None where gradients are read before the norm has come.
 
     `args`: Megatron's. `session`: this rank's. `model`: its chunks. `optimizer`: Megatron's.
     """
@@ -42,7 +42,7 @@ def defer_hook(args: Any, session: Any, model: Sequence[Any], optimizer: Any) ->
 
 
 def _looked_at(args: Any, optimizer: Any) -> bool:
-    """Whether something reads or scales gradients between their reduction and their norm."""
+    """Return whether something reads or scales gradients between their reduction and their norm."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return bool(
         args.clip_grad <= 0  # there is no norm
