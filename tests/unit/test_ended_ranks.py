@@ -114,7 +114,7 @@ def test_no_temporary_file_outlives_a_killed_command(tmp_path: Path) -> None:
     script.write_text(code)
     owner = (
         "import os\n"
-        "from megatron_adaptra import torchrun\n"
+        "from megatron_adaptra.launch import torchrun\n"
         f"torchrun.script = lambda *_: [{str(script)!r}]\n"
         "torchrun.run_ranks(1, '', [], os.environ, lambda line: print(line, end='', flush=True))\n"
     )

@@ -18,7 +18,7 @@ from megatron_adaptra.emulate.rules import in_replica
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.execute.slowed_probe import SlowedProbe
 
 
 class Emulation(NamedTuple):
@@ -70,27 +70,3 @@ def emulated_links(
     if together:
         return LinkEmulator(replica * stages + stage, rules)
     return LinkEmulator(stage, in_replica(rules, replica, stages))
-
-
-class SlowedProbe(GuardedProbe):
-    """A probe of a slow worker: each op ends when its `emulator` has waited.
-
-    `guard`, `stage`, `clock`: see GuardedProbe. The waits do not go through the guard: a worker is
-    as slow when nothing adapts any more.
-    """
-
-    def __init__(self, guard: Guard, stage: int, clock: Device, emulator: WorkerEmulator) -> None:
-        super().__init__(guard, stage, clock)
-        measured_begin, measured_end = self.op_begins, self.op_ends
-        since = 0.0
-
-        def op_begins() -> None:
-            nonlocal since
-            measured_begin()
-            since = emulator.work()
-
-        def op_ends(op: Op) -> None:
-            emulator.wait(since, op.kind)
-            measured_end(op)
-
-        self.op_begins, self.op_ends = op_begins, op_ends

@@ -65,7 +65,7 @@ def test_json_needs_nothing_that_starts_slowly(command):
 def test_layers_0_to_2_import_nothing_heavy():
     program = """
 import importlib, pkgutil, megatron_adaptra
-for layer in ("errors", "config", "ir", "model", "sim", "plan", "view", "cli"):
+for layer in ("base", "config", "ir", "model", "sim", "plan", "view", "cli"):
     package = importlib.import_module(f"megatron_adaptra.{layer}")
     for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         importlib.import_module(f"megatron_adaptra.{layer}.{module.name}")
