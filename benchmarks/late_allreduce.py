@@ -47,7 +47,7 @@ Ways = dict[str, Callable[[torch.Tensor], object]]
 
 
 class Job:
-    """What is measured between `ranks`. `rates`: bytes per second of each port; empty: unknown."""
+    """A job measures reductions of `ranks`; `rates`: bytes per second by port, empty if unknown."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ranks, self.goal = options.ranks, Goal(options.collective)
@@ -95,7 +95,7 @@ def seconds_of(text: str) -> float:
 
 
 def latest(moment: float) -> float:
-    """Of all ranks, whose monotonic clock is one: they are on one machine."""
+    """Return the latest `moment` of all ranks, which share the clock of one machine."""
     each = torch.tensor([moment], dtype=torch.float64)
     dist.all_reduce(each, dist.ReduceOp.MAX)
     return float(each)
@@ -107,7 +107,7 @@ def shard(count: int, job: Job) -> slice:
 
 
 def native(job: Job, buffer: torch.Tensor) -> None:
-    """What torch runs over gloo, into the `buffer` itself, as Megatron calls it."""
+    """The all-reduce of torch over gloo, into the `buffer` itself, as Megatron calls it."""
     mine = buffer[shard(len(buffer), job)]
     if job.goal is Goal.ALL_REDUCE:
         dist.all_reduce(buffer)

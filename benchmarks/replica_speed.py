@@ -57,7 +57,7 @@ def ewma() -> Callable[[float], float]:
 
 
 def running_median() -> Callable[[float], float]:
-    """As ReplicaSpeeds has it: a few of WINDOW samples that are far off do not move it."""
+    """The median, as in ReplicaSpeeds: a few of WINDOW samples that are far off do not move it."""
     samples: deque[float] = deque(maxlen=WINDOW)
 
     def add(seconds: float) -> float:

@@ -161,7 +161,7 @@ def begin_worker(folder: Path) -> None:
 
 
 def outcome(mutant: Mutant, end: float) -> str | None:
-    """What becomes of it; None where it is not begun before the monotonic clock's `end`."""
+    """Run the nearest tests on a mutant; None where the monotonic clock is past `end`."""
     if time.monotonic() > end:
         return None
     words = ["--quick", *nearest(mutant)]

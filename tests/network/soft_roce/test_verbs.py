@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fakes.soft_roce.vm import prepared, run_cases
+from patience import TooLate
 from soft_roce.verbs_cases import CASES
 
 from megatron_adaptra.transport.engine.bindings import missing
@@ -43,4 +44,6 @@ def test_verbs(name: str, outcomes: Any) -> None:
     if "skipped" in outcome:
         pytest.skip(f"in the virtual machine: {outcome['skipped']}")
     print(f"{name}: {outcome['seconds']} s in the machine\n{outcome['text']}")
+    if outcome.get("late"):
+        raise TooLate(outcome["text"].splitlines()[-1])
     assert outcome["passed"]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patience import decided
 from soft_roce.verbs_pair import (
     ENDS,
     MIB,
@@ -136,8 +137,8 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
     needed = 4 * 17 * MIB / MTU  # of each rank
     for rank in range(2):
         assert sent[rank] + sent[2 + rank] >= needed, sent
-        # Not half and half: a piece goes over the rail that is free first, as a busy host has it.
-        assert min(sent[rank], sent[2 + rank]) >= 0.05 * needed, sent
+        # A piece goes over the rail that is free first: a busy host may have made one slow.
+        decided(f"each rail's part of {sent}", min(sent[rank], sent[2 + rank]) >= 0.2 * needed)
     return f"packets {sent}"
 
 

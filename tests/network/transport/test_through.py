@@ -17,7 +17,7 @@ from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 
 def lost(ends: list[Endpoint], others: set[int]) -> bool:
-    """What is cut comes back soon, so it is cut each time that both are asked.
+    """A cut path comes back soon, so it is cut each time that both are asked.
 
     `others`: descriptors of this process that are none of the ends'.
     """

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 
+from patience import too_late
 from soft_roce.verbs_cases import CASES, Size
 
 LONGEST = 600  # seconds of a case, against hanging: its own waits end much sooner
@@ -26,8 +27,9 @@ def main(out: str, names: list[str]) -> None:
                 outcome = {"passed": True, "text": str(CASES[name]() or "")}
             except ImportError as error:  # Debian's pyverbs is for Debian's version of Python
                 outcome = {"passed": True, "text": "", "skipped": str(error)}
-            except BaseException:
-                outcome = {"passed": False, "text": traceback.format_exc()}
+            except BaseException as error:
+                late = too_late(error)
+                outcome = {"passed": False, "text": traceback.format_exc(), "late": late}
             seconds = round(time.monotonic() - start, 1)
             file.write(json.dumps({"name": name, "seconds": seconds, **outcome}) + "\n")
             file.flush()
