@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from fakes.cuda.building import CannotBuild
 from fakes.slow_net.driver import Driver, NetError, polled
-from fakes.slow_net.network import SOURCE, Passed, SlowNetwork, build
+from fakes.slow_net.network import SOURCE, Passed, SlowNetwork, build, compile_plugin
 from forks import processes
 from patience import PATIENCE, in_time
 
@@ -26,7 +26,8 @@ LARGEST = 64 << 20
 SHIFTS, STEP = 4096, 61  # bytes: so many messages in a row are different
 WINDOW = 32  # receives posted at once
 HERE, THERE = HOSTS = ("host-0", "host-1")
-Times = list[int]
+MODES = pytest.mark.parametrize("credit_first", [False, True], ids=["eager", "credit first"])
+Times = list[int]  # nanoseconds of CLOCK_MONOTONIC
 
 
 class Contents:
@@ -37,7 +38,6 @@ class Contents:
         self._text = ctypes.create_string_buffer(part * (LARGEST // len(part) + 1))
 
     def at(self, number: int) -> int:
-        """Where the bytes of that message begin."""
         return ctypes.addressof(self._text) + number * STEP % SHIFTS
 
 
@@ -57,7 +57,7 @@ def sends(driver: Driver, end: int, contents: Contents, sizes: Sequence[int]) ->
         pending.append(polled(leave, PATIENCE))
         after.append(time.monotonic_ns())
     for request in pending:
-        assert polled(partial(driver.test, request), PATIENCE) is not None
+        polled(partial(driver.test, request), PATIENCE)
     return before, after
 
 
@@ -71,8 +71,7 @@ def receives(
     compare = ctypes.CDLL(None).memcmp
     compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     for number, size in enumerate(sizes):
-        while len(posted) < min(number + WINDOW, len(sizes)):
-            more = len(posted)
+        for more in range(len(posted), min(number + WINDOW, len(sizes))):
             posted.append(time.monotonic_ns())
             request = driver.receive(end, places[more % WINDOW], sizes[more], more)
             assert request is not None
@@ -85,48 +84,52 @@ def receives(
 
 
 def run_end(pipe: Any, environment: dict[str, str]) -> None:
-    """Run the end of a host, whose process this is, round by round, until there are no sizes."""
+    """Run a host's end, round by round, until there are no sizes."""
     os.environ.update(environment)
     driver, contents = Driver(), Contents()
     opened = len(os.listdir("/proc/self/fd"))
     if environment["NCCL_HOSTID"] == HERE:
-        end, work, kind = polled(partial(driver.connect, pipe.recv()), PATIENCE), sends, "sending"
+        work, kind = sends, "sending"
+        end = polled(partial(driver.connect, pipe.recv()), PATIENCE)
     else:
+        work, kind = receives, "receiving"
         handle, listener = driver.listen()
         pipe.send(handle)
-        end, work = polled(partial(driver.accept, listener), PATIENCE), receives
-        kind = "receiving"
-        driver.close("listener", listener)
+        end = polled(partial(driver.accept, listener), PATIENCE)
+        driver.call("close_listener", listener)
     pipe.send("connected")
     while sizes := pipe.recv():
         try:
             pipe.send(work(driver, end, contents, sizes))
         except NetError as error:
             pipe.send(error)
-    driver.close(kind, end)
+    driver.call(f"close_{kind}", end)
     mapped = "adaptra-slow-net" in Path("/proc/self/maps").read_text()
     pipe.send((len(os.listdir("/proc/self/fd")) - opened, mapped))
 
 
+class Moved(NamedTuple):
+    """A message as its two processes have seen it, and as the plugin's log has it."""
+
+    before: int
+    left: int
+    posted: int
+    came: int
+    log: Passed
+
+
 class Pair:
-    """A pair of processes moves messages over the slow network, from one to the other.
+    """A pair of processes moves messages over the slow network, from one to the other."""
 
-    `text`: of the plugin, with a planted fault.
-    """
-
-    def __init__(self, folder: Path, credit_first: bool, text: str | None = None) -> None:
-        folder.mkdir(exist_ok=True)
-        self.network = SlowNetwork(folder, HOSTS)
+    def __init__(self, folder: Path, credit_first: bool, plugin: Path) -> None:
+        folder.mkdir()
+        self.network, self.credit_first = SlowNetwork(folder, HOSTS), credit_first
         self.network.credit_first(credit_first)
-        self.credit_first, self.pipes, self.processes = credit_first, list[Any](), list[Any]()
-        try:
-            plugin = {"NCCL_NET_PLUGIN": str(build(text))}
-        except CannotBuild as why:
-            pytest.skip(str(why))
+        self.pipes, self.processes = list[Any](), list[Any]()
         for host in HOSTS:
             mine, theirs = processes().Pipe()
-            arguments = (theirs, self.network.environment(host) | plugin)
-            process = processes().Process(target=run_end, args=arguments, daemon=True)
+            environment = self.network.environment(host) | {"NCCL_NET_PLUGIN": str(plugin)}
+            process = processes().Process(target=run_end, args=(theirs, environment), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -139,10 +142,6 @@ class Pair:
         self.network.slow(HERE, THERE, seconds, rate)
         self.network.slow(THERE, HERE, seconds)
 
-    def begin(self, sizes: Sequence[int]) -> None:
-        for pipe in self.pipes:
-            pipe.send(sizes)
-
     def result(self, side: int) -> Any:
         """What that process has found; raises the error that its plugin has returned."""
         assert self.pipes[side].poll(PATIENCE), "no answer"
@@ -151,50 +150,34 @@ class Pair:
             raise found
         return found
 
-    def move(self, sizes: Sequence[int], delay: float, rate: float = 0.0) -> Moved:
-        """The messages have moved, right and not too early."""
-        self.delay(delay, rate)
-        known = len(self.network.passed())
-        self.begin(sizes)
+    def move(self, sizes: Sequence[int], seconds: float, rate: float = 0.0) -> list[Moved]:
+        """The messages, which have moved, right and not too early."""
+        self.delay(seconds, rate)
+        delay, known = round(seconds * 1e9), len(self.network.passed())
+        for pipe in self.pipes:
+            pipe.send(sizes)
         (before, left), (posted, came, wrong) = self.result(0), self.result(1)
         assert not wrong, f"other bytes: messages {wrong[:10]}"
-        moved = Moved(before, left, posted, came, self.network.passed()[known:])
-        moved.check(sizes, round(delay * 1e9), self.credit_first)
+        log = self.network.passed()[known:]
+        moved = [Moved(*one) for one in zip(before, left, posted, came, log, strict=True)]
+        for number, one in enumerate(moved):
+            assert one.came >= one.before + delay, f"early: {one.came - one.before} of {delay}"
+            credit = one.left - one.posted
+            assert not self.credit_first or credit >= delay, f"no credit: {credit} of {delay}"
+            assert one.log[:4] == (HERE, THERE, sizes[number], number)
+            assert one.log.asked <= one.log.sent <= one.log.arrived - delay
+            assert one.before <= one.log.sent <= one.left
+            assert one.log.arrived <= one.log.delivered <= one.came
         return moved
 
 
-class Moved(NamedTuple):
-    """What two processes have seen, and the plugin's log."""
-
-    before: Times
-    left: Times
-    posted: Times
-    came: Times
-    log: list[Passed]
-
-    def took(self) -> Times:
-        """Nanoseconds from when each left until it had come."""
-        return [came - before for before, came in zip(self.before, self.came, strict=True)]
-
-    def check(self, sizes: Sequence[int], delay: int, credit_first: bool) -> None:
-        took = self.took()
-        assert min(took) >= delay, f"early: after {min(took)} ns of {delay}"
-        credits = [left - posted for posted, left in zip(self.posted, self.left, strict=True)]
-        assert not credit_first or min(credits) >= delay, f"no credit: {min(credits)} of {delay}"
-        assert [(one.bytes, one.tag) for one in self.log] == [(s, n) for n, s in enumerate(sizes)]
-        for one, before, left, came in zip(
-            self.log, self.before, self.left, self.came, strict=True
-        ):
-            assert (one.source, one.target) == HOSTS
-            assert before <= one.sent <= left
-            assert one.asked <= one.sent <= one.arrived - delay
-            assert one.arrived <= one.delivered <= came
-
-
 @contextmanager
-def pair(*arguments: Any) -> Iterator[Pair]:
-    """Both have nothing open at the end that they did not have, and nothing has a name."""
-    made = Pair(*arguments)
+def pair(folder: Path, credit_first: bool, plugin: Path | None = None) -> Iterator[Pair]:
+    """The pair, of which nothing is left but the links and what has passed."""
+    try:
+        made = Pair(folder, credit_first, plugin or build())
+    except CannotBuild as why:
+        pytest.skip(str(why))
     try:
         yield made
     finally:
@@ -203,8 +186,7 @@ def pair(*arguments: Any) -> Iterator[Pair]:
             process.join(PATIENCE)
     named = Path("/proc/net/unix").read_text()
     assert not any(f"adaptra-slow-net-{process.pid}-" in named for process in made.processes)
-    names = {path.name.partition("-")[0] for path in made.network.folder.iterdir()}
-    assert names == {"links", "passed"}
+    assert {path.name.partition("-")[0] for path in folder.iterdir()} == {"links", "passed"}
 
 
 def some_sizes(count: int, largest: int) -> list[int]:
@@ -218,24 +200,22 @@ def some_sizes(count: int, largest: int) -> list[int]:
     return sizes
 
 
-def prompt(rounds: Sequence[Moved], delay: float) -> None:
+def prompt(rounds: Sequence[Sequence[Moved]], delay: float) -> None:
     """Some round is: the median is the delay, and all that was in flight took one."""
-    best = min(median(one.took()) for one in rounds)
+    best = min(median(one.came - one.before for one in moved) for moved in rounds)
     in_time(f"the median of {delay:g} s", best, 1.05e9 * delay)
-    whole = min(one.came[-1] - one.before[0] for one in rounds)
+    whole = min(moved[-1].came - moved[0].before for moved in rounds)
     in_time(f"{WINDOW} in flight together", whole, 1.5e9 * delay)
-
-
-MODES = pytest.mark.parametrize("credit_first", [False, True], ids=["eager", "credit first"])
 
 
 @MODES
 def test_messages_of_all_sizes_have_their_bytes_and_are_never_early(
     credit_first: bool, tmp_path: Path
 ) -> None:
-    with pair(tmp_path, credit_first) as made:
+    with pair(tmp_path / "net", credit_first) as made:
         made.move(some_sizes(10_000, LARGEST), 0.002)
-        made.begin([])
+        for pipe in made.pipes:
+            pipe.send([])
         left = [made.result(side) for side in (0, 1)]
     assert left == [(0, False)] * 2, "descriptors, and memory that is mapped, of closed ends"
 
@@ -243,13 +223,13 @@ def test_messages_of_all_sizes_have_their_bytes_and_are_never_early(
 @MODES
 def test_a_delay_is_kept_whatever_is_in_flight(credit_first: bool, tmp_path: Path) -> None:
     """The delay changes while the link is used; at last there is a rate, too."""
-    with pair(tmp_path, credit_first) as made:
+    with pair(tmp_path / "net", credit_first) as made:
         for delay in (0.02, 0.1, 0.0, 0.05):
             rounds = [made.move(some_sizes(WINDOW, 1 << 16), delay) for _ in range(5)]
             if delay:
                 prompt(rounds, delay)
         moved = made.move([1 << 20] * 10, 0.02, rate=50e6)
-        assert moved.came[-1] - moved.before[0] >= 1e9 * (10 * (1 << 20) / 50e6 + 0.02)
+        assert moved[-1].came - moved[0].before >= 1e9 * (10 * (1 << 20) / 50e6 + 0.02)
 
 
 @MODES
@@ -258,7 +238,8 @@ def test_a_peer_that_is_killed_is_an_error_and_what_it_has_sent_arrives(
 ) -> None:
     with pair(tmp_path / "sender", credit_first) as made:
         made.delay(0.2)
-        made.begin([1000] * WINDOW)
+        for pipe in made.pipes:
+            pipe.send([1000] * WINDOW)
         made.result(0)
         made.processes[0].kill()
         assert made.result(1)[2] == []
@@ -272,27 +253,36 @@ def test_a_peer_that_is_killed_is_an_error_and_what_it_has_sent_arrives(
             made.result(0)
 
 
-EARLY = ("when < frame.arrived", "when < frame.sent", "early: ")
-SWAPPED = ("wire.bytes + frame.offset", "wire.bytes + wire.frames[index ^ 1].offset", "other bytes")
-LEAVES = "leaves(end.peer, sent, bytes)"
-IN_TURN = (LEAVES, f"std::max(end.last, {LEAVES})", "the median of")
-UNASKED = ("sent < wire.credits[index % kFrames]", "false", "no credit: ")
+LEAVES, CREDIT = "leaves(end.peer, sent, bytes)", "sent < wire.credits[index % kFrames]"
+FAULTS = {
+    "early": ("when < frame.arrived", "when < frame.sent", "early: "),
+    "bytes of another": ("frame.offset, f", "wire.frames[index ^ 1].offset, f", "other bytes"),
+    "one after another": (LEAVES, f"std::max(end.last, {LEAVES})", "the median of"),
+    "no credit": (CREDIT, "false", "no credit: "),
+}
 
 
-@pytest.mark.parametrize(
-    ("credit_first", "find", "put", "words"),
-    [
-        *((mode, *fault) for mode in (False, True) for fault in (EARLY, SWAPPED, IN_TURN)),
-        (True, *UNASKED),
-    ],
-)
-def test_planted_faults_are_found(
-    credit_first: bool, find: str, put: str, words: str, tmp_path: Path
-) -> None:
-    text = SOURCE.read_text()
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_of_messages_with_credit_are_found(fault: str, tmp_path: Path) -> None:
+    find_planted(*FAULTS[fault], True, tmp_path)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "no credit"])
+def test_planted_faults_of_eager_messages_are_found(fault: str, tmp_path: Path) -> None:
+    find_planted(*FAULTS[fault], False, tmp_path)
+
+
+def find_planted(find: str, put: str, words: str, credit_first: bool, tmp_path: Path) -> None:
+    """A plugin that has `put` where the right one has `find` fails with these words."""
+    text, source = SOURCE.read_text(), tmp_path / SOURCE.name
     assert text.count(find) == 1
+    source.write_text(text.replace(find, put))
+    try:
+        plugin = compile_plugin(source, tmp_path)
+    except CannotBuild as why:
+        pytest.skip(str(why))
     with (
-        pair(tmp_path, credit_first, text.replace(find, put)) as made,
+        pair(tmp_path / "net", credit_first, plugin) as made,
         pytest.raises(AssertionError, match=words),
     ):
         prompt([made.move([1000] * WINDOW, 0.1)], 0.1)

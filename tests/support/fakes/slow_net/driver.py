@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HANDLE_BYTES = 128
 POLL_SECONDS = 1e-4
@@ -22,16 +22,13 @@ _MEMBERS = {
 Found = TypeVar("Found")
 
 
+def _type(takes: str) -> Any:
+    types = (_TYPES[letter] for letter in takes)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types) if takes else ctypes.c_void_p
+
+
 class _Net(ctypes.Structure):
-    _fields_ = tuple(
-        (
-            name,
-            ctypes.CFUNCTYPE(ctypes.c_int, *(_TYPES[letter] for letter in takes))
-            if takes
-            else ctypes.c_void_p,
-        )
-        for name, takes in _MEMBERS.items()
-    )
+    _fields_ = tuple((name, _type(takes)) for name, takes in _MEMBERS.items())
 
 
 class NetError(Exception):
@@ -49,7 +46,7 @@ def polled(ask: Callable[[], Found | None], seconds: float) -> Found:
 
 
 class Driver:
-    """A driver makes the plugin's calls; ends and requests are addresses.
+    """A driver makes the plugin's calls; ends and requests are addresses, None: not yet.
 
     The process has the variables of `SlowNetwork.environment`.
     """
@@ -57,16 +54,15 @@ class Driver:
     def __init__(self) -> None:
         library = ctypes.CDLL(os.environ["NCCL_NET_PLUGIN"])
         self._net = _Net.in_dll(library, "ncclNetPlugin_v10")
-        self._call("init", None, None)
+        self.call("init", None, None)
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         if result := getattr(self._net, name)(*arguments):
             raise NetError(result, name)
 
     def _made(self, name: str, *arguments: object, after: tuple[object, ...] = ()) -> int | None:
-        """Return what the call has put at the pointer behind its arguments; None: not yet."""
         made = ctypes.c_void_p()
-        self._call(name, *arguments, ctypes.byref(made), *after)
+        self.call(name, *arguments, ctypes.byref(made), *after)
         return made.value
 
     def listen(self) -> tuple[bytes, int]:
@@ -77,30 +73,21 @@ class Driver:
         return handle.raw, listener
 
     def connect(self, handle: bytes) -> int | None:
-        """Return a sending end; None: not yet."""
-        text = ctypes.create_string_buffer(handle, HANDLE_BYTES)
-        return self._made("connect", 0, None, text, after=(None,))
+        return self._made("connect", 0, None, handle, after=(None,))
 
     def accept(self, listener: int) -> int | None:
-        """Return a receiving end; None: not yet."""
         return self._made("accept", listener, after=(None,))
 
     def send(self, end: int, at: int, size: int, tag: int) -> int | None:
-        """Return a request; None: the message cannot leave yet."""
         return self._made("send", end, at, size, tag, None, None)
 
     def receive(self, end: int, at: int, size: int, tag: int) -> int | None:
-        """Return a request; None: there are too many."""
         into, sizes, tags = ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_int(tag)
         pointers = (ctypes.byref(one) for one in (into, sizes, tags))
         return self._made("receive", end, 1, *pointers, None, None)
 
     def test(self, request: int) -> int | None:
-        """Return the bytes of a request that is over; None: it is not."""
+        """Return the bytes of a request that is over."""
         done, size = ctypes.c_int(), ctypes.c_int()
-        self._call("test", request, ctypes.byref(done), ctypes.byref(size))
+        self.call("test", request, ctypes.byref(done), ctypes.byref(size))
         return size.value if done.value else None
-
-    def close(self, kind: str, one: int) -> None:
-        """Close a `sending` or `receiving` end, or a `listener`."""
-        self._call(f"close_{kind}", one)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import os
 import struct
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,30 +21,25 @@ SOURCE = Path(__file__).with_name("slow_net.cpp")
 FLAGS = ["-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
 FLAGS += ["-fvisibility=hidden", f"-I{SOURCE.parent}"]
 MOST_HOSTS, NAME_BYTES = 16, 48
-KEPT = 20  # builds of other versions, in the cache
 NAME = "AdaptraSlow"  # NCCL's log has it
 
 
-def build(text: str | None = None) -> Path:
-    """The plugin, compiled once for each state of its sources; of another `text`, if given."""
-    text = SOURCE.read_text() if text is None else text
-    command = [*compiler().split(), *FLAGS]
-    reads = text + SOURCE.with_name("net_abi.h").read_text() + repr(command)
-    made = cache() / f"libadaptra_slow_net-{hashlib.sha256(reads.encode()).hexdigest()[:24]}.so"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=cache()) as folder:
-            source, part = Path(folder) / "slow_net.cpp", Path(folder) / "part"
-            source.write_text(text)
-            subprocess.run([*command, str(source), "-o", str(part)], check=True, timeout=600)
-            part.rename(made)
-    made.touch()
-    for old in sorted(cache().glob("libadaptra_slow_net-*"), key=_changed)[:-KEPT]:
-        old.unlink(missing_ok=True)
+def compile_plugin(source: Path, into: Path) -> Path:
+    """The library of `source` in a folder."""
+    part, made = into / f"part-{os.getpid()}", into / "libadaptra_slow_net.so"
+    words = [*compiler().split(), *FLAGS, str(source), "-o", str(part)]
+    subprocess.run(words, check=True, timeout=600)
+    part.rename(made)
     return made
 
 
-def _changed(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
+def build() -> Path:
+    """The plugin, compiled once for each state of its sources."""
+    state = (SOURCE.read_bytes(), SOURCE.with_name("net_abi.h").read_bytes(), compiler(), FLAGS)
+    folder = cache() / f"slow-net-{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}"
+    folder.mkdir(exist_ok=True)
+    made = folder / "libadaptra_slow_net.so"
+    return made if made.exists() else compile_plugin(SOURCE, folder)
 
 
 class Passed(NamedTuple):

@@ -78,16 +78,23 @@ struct Passed {
 };
 
 struct Handle {
-  uint32_t host, length;
-  char name[kHandleBytes - 8];  // of a socket without a file: it begins with 0
+  uint32_t host;
+  socklen_t length;
+  sockaddr_un address;  // without a file: its name begins with 0
 };
-static_assert(sizeof(Handle) == kHandleBytes);
+static_assert(sizeof(Handle) <= kHandleBytes);
+
+struct Descriptor {
+  int number = -1;
+  ~Descriptor() {
+    if (number >= 0) close(number);
+  }
+};
 
 struct End;
 
 struct Request {
-  bool used;
-  End* end;
+  End* end;  // null: the request is free
   uint64_t index;
   void* at;
   size_t bytes;
@@ -96,10 +103,10 @@ struct Request {
 
 // One end of a connection. Its socket moves nothing; it closes when the other process has gone.
 struct End {
-  int socket = -1;
+  Descriptor socket;
   uint32_t peer = 0;
-  Wire* wire = nullptr;
   bool receives = false, gone = false;
+  Wire* wire = nullptr;
   Nanoseconds looked = 0;
   Nanoseconds last = 0;   // the newest time at which something of ours is at the peer
   Nanoseconds asked = 0;  // when NCCL first wanted the next message sent; 0: not yet
@@ -108,16 +115,11 @@ struct End {
 
   ~End() {
     if (wire != nullptr) munmap(wire, sizeof(Wire));
-    if (socket >= 0) close(socket);
   }
 };
 
 struct Listener {
-  int socket = -1, accepted = -1;
-  ~Listener() {
-    if (socket >= 0) close(socket);
-    if (accepted >= 0) close(accepted);
-  }
+  Descriptor socket, accepted;
 };
 
 Log g_log = nullptr;
@@ -163,7 +165,7 @@ bool gone(End& end, Nanoseconds when) {
   if (!end.gone && when >= end.looked + kLookEvery) {
     end.looked = when;
     char byte;
-    const ssize_t got = recv(end.socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    const ssize_t got = recv(end.socket.number, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     end.gone = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
   }
   return end.gone;
@@ -175,8 +177,8 @@ Result failed_peer(const End& end) {
 
 Request* new_request(End& end, uint64_t index, void* at, size_t bytes) {
   Request& request = end.requests[index % kRequests];
-  if (request.used) return nullptr;
-  request = {true, &end, index, at, bytes, 0};
+  if (request.end != nullptr) return nullptr;
+  request = {&end, index, at, bytes, 0};
   return &request;
 }
 
@@ -198,11 +200,9 @@ Result init(Log log, void*) {
   if (folder == nullptr || name == nullptr) {
     return failed(kInvalidUsage, "ADAPTRA_SLOW_NET and NCCL_HOSTID have to be set");
   }
-  const int file = open((std::string(folder) + "/links").c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return failed_call("links");
-  void* at = mmap(nullptr, sizeof(Links), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (at == MAP_FAILED) return failed_call("mmap of links");
+  const Descriptor file{open((std::string(folder) + "/links").c_str(), O_RDWR | O_CLOEXEC)};
+  void* at = mmap(nullptr, sizeof(Links), PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
+  if (at == MAP_FAILED) return failed_call("the file of links");
   auto* links = static_cast<Links*>(at);
   for (g_host = 0; g_host < links->hosts; ++g_host) {
     if (std::strcmp(links->names[g_host], name) == 0) break;
@@ -233,29 +233,21 @@ Result properties(int device, Properties* found) {
   return kSuccess;
 }
 
-socklen_t address(const Handle& handle, sockaddr_un& into) {
-  into = {};
-  into.sun_family = AF_UNIX;
-  const size_t length = std::min<size_t>(handle.length, sizeof into.sun_path);
-  std::memcpy(into.sun_path, handle.name, length);
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
-}
-
 int new_socket() { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); }
 
 Result listen(int, void* opaque, void** listener) {
   static std::atomic<int> count{0};
   Handle handle{};
   handle.host = g_host;
-  handle.length = 1 + std::snprintf(handle.name + 1, sizeof handle.name - 1,
-                                    "adaptra-slow-net-%d-%d-%llx", getpid(), ++count,
-                                    static_cast<unsigned long long>(now()));
+  handle.address.sun_family = AF_UNIX;
+  const std::string name = "adaptra-slow-net-" + std::to_string(getpid()) + "-" +
+                           std::to_string(++count) + "-" + std::to_string(now());
+  name.copy(handle.address.sun_path + 1, sizeof handle.address.sun_path - 1);
+  handle.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   auto made = std::make_unique<Listener>();
-  made->socket = new_socket();
-  sockaddr_un named;
-  const socklen_t length = address(handle, named);
-  if (made->socket < 0 || bind(made->socket, reinterpret_cast<sockaddr*>(&named), length) != 0 ||
-      ::listen(made->socket, 64) != 0) {
+  made->socket.number = new_socket();
+  if (bind(made->socket.number, reinterpret_cast<sockaddr*>(&handle.address), handle.length) != 0 ||
+      ::listen(made->socket.number, 64) != 0) {
     return failed_call("listening");
   }
   std::memcpy(opaque, &handle, sizeof handle);
@@ -280,51 +272,43 @@ struct Hello {
 
 Result connect(int, void*, void* opaque, void** sending, void**) {
   *sending = nullptr;
-  Handle handle;
-  std::memcpy(&handle, opaque, sizeof handle);
+  auto& handle = *static_cast<Handle*>(opaque);
   auto end = std::make_unique<End>();
   end->peer = handle.host;
-  end->socket = new_socket();
-  sockaddr_un named;
-  const socklen_t length = address(handle, named);
-  if (end->socket < 0 || ::connect(end->socket, reinterpret_cast<sockaddr*>(&named), length) != 0) {
+  const int socket = end->socket.number = new_socket();
+  if (::connect(socket, reinterpret_cast<sockaddr*>(&handle.address), handle.length) != 0) {
     return errno == EAGAIN ? kSuccess : failed_call("connecting");
   }
-  const int memory = memfd_create("adaptra-slow-net", MFD_CLOEXEC);
-  if (memory < 0 || ftruncate(memory, sizeof(Wire)) != 0) return failed_call("memory");
-  Result result = map(*end, memory);
+  const Descriptor memory{memfd_create("adaptra-slow-net", MFD_CLOEXEC)};
+  if (ftruncate(memory.number, sizeof(Wire)) != 0) return failed_call("memory");
+  if (Result result = map(*end, memory.number); result != kSuccess) return result;
   Hello hello;
   cmsghdr* carried = CMSG_FIRSTHDR(&hello.message);
-  *carried = {CMSG_LEN(sizeof memory), SOL_SOCKET, SCM_RIGHTS};
-  std::memcpy(CMSG_DATA(carried), &memory, sizeof memory);
-  if (result == kSuccess && sendmsg(end->socket, &hello.message, MSG_NOSIGNAL) < 0) {
-    result = failed_call("sendmsg");
-  }
-  close(memory);
-  if (result == kSuccess) *sending = end.release();
-  return result;
+  *carried = {CMSG_LEN(sizeof memory.number), SOL_SOCKET, SCM_RIGHTS};
+  std::memcpy(CMSG_DATA(carried), &memory.number, sizeof memory.number);
+  if (sendmsg(socket, &hello.message, MSG_NOSIGNAL) < 0) return failed_call("sendmsg");
+  *sending = end.release();
+  return kSuccess;
 }
 
 Result accept(void* opaque, void** receiving, void**) {
   *receiving = nullptr;
   auto& listener = *static_cast<Listener*>(opaque);
-  if (listener.accepted < 0) {
-    listener.accepted = accept4(listener.socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (listener.accepted < 0) return errno == EAGAIN ? kSuccess : failed_call("accept");
-  }
+  int& socket = listener.accepted.number;
+  if (socket < 0) socket = accept4(listener.socket.number, nullptr, nullptr, SOCK_CLOEXEC);
+  if (socket < 0) return errno == EAGAIN ? kSuccess : failed_call("accept");
   Hello hello;
-  const ssize_t got = recvmsg(listener.accepted, &hello.message, MSG_CMSG_CLOEXEC);
+  const ssize_t got = recvmsg(socket, &hello.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0 && errno == EAGAIN) return kSuccess;
   cmsghdr* carried = got == sizeof hello.host ? CMSG_FIRSTHDR(&hello.message) : nullptr;
   if (carried == nullptr) return failed(kRemoteError, "who connected is gone");
   auto end = std::make_unique<End>();
   end->receives = true;
   end->peer = hello.host;
-  end->socket = std::exchange(listener.accepted, -1);
-  int memory;
-  std::memcpy(&memory, CMSG_DATA(carried), sizeof memory);
-  const Result result = map(*end, memory);
-  close(memory);
+  end->socket.number = std::exchange(socket, -1);
+  Descriptor memory;
+  std::memcpy(&memory.number, CMSG_DATA(carried), sizeof memory.number);
+  const Result result = map(*end, memory.number);
   if (result == kSuccess) *receiving = end.release();
   return result;
 }
@@ -346,9 +330,8 @@ Result send(void* opaque, void* from, size_t bytes, int tag, void*, void*, void*
   if (end.asked == 0) end.asked = sent;
   const uint64_t index = wire.sent.load();
   const bool credit_first = g_links->credit_first.load() != 0;
-  if (credit_first) {
-    if (index >= wire.posted.load() || sent < wire.credits[index % kFrames]) return kSuccess;
-  }
+  if (credit_first && index >= wire.posted.load()) return kSuccess;
+  if (credit_first && sent < wire.credits[index % kFrames]) return kSuccess;
   const size_t taken = std::max((bytes + kAligned - 1) / kAligned, size_t{1}) * kAligned;
   const uint64_t offset = place(end, taken);
   if (offset == kRoom) return kSuccess;
@@ -424,7 +407,7 @@ Result test(void* opaque, int* done, int* bytes) {
   }
   *done = 1;
   if (bytes != nullptr) *bytes = static_cast<int>(request.bytes);
-  request.used = false;
+  request.end = nullptr;
   return kSuccess;
 }
 
