@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What to run first on a machine with GPUs: eight parts, a result each, in the folder gpu_check. See --help.
+# What to run first on a machine with GPUs: nine parts, a result each, in the folder gpu_check. See --help.
 # ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is, but for the engine, which is built in place if need be; else .venv-cuda is set up, or .venv where there is no Python 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""What to run first on a machine with GPUs: eight parts, each with a result in one line.
+"""What to run first on a machine with GPUs: nine parts, each with a result in one line.
 
 paths     messages from GPU to GPU through the hosts' memory: bits, times, beside compute
 pieces    large messages, whole and in pieces whose copies overlap: which size is best
@@ -8,6 +8,7 @@ hide      a pipeline of two stages over a slow link: stock and ours, gained and 
 equality  losses and parameters have the bits of stock Megatron
 graphs    the same where layers run as CUDA graphs and messages leave the GPU's queue
 memory    peak bytes against budget and prediction, pinned memory, Megatron's own report
+nccl      real NCCL, also between ranks that share a GPU: a slow link, stock and ours, bit for bit
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gpu_check.trainings import MESSAGE
 from megatron_adaptra.base.processes import become_subreaper, ending_on_sigterm
 from megatron_adaptra.cli.output import show_table
 
-PARTS = ("paths", "pieces", "clock", "sync", "hide", "equality", "graphs", "memory")
+PARTS = ("paths", "pieces", "clock", "sync", "hide", "equality", "graphs", "memory", "nccl")
 MOST = 290.0  # seconds of a part
 
 
@@ -51,6 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    add("--part", action="append", default=[], metavar="PART", help="the same")
     text = "the same parts without a GPU: over the fake machine of fakes/cuda where torch is "
     add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
     add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
@@ -69,6 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "their cases (default: those of pp2)")  # fmt: skip
     add("--plant", action="store_true", help="plant a fault in every part, which has to find it")
     options = parser.parse_args(argv)
+    options.parts += options.part
     options.words = sys.argv[1:] if argv is None else list(argv)
     for part in options.parts:
         if part not in PARTS:

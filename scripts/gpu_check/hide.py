@@ -26,6 +26,27 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
     ours = train(
         target, work, deadline, options, plugin=True, plant="fixed" if options.plant else ""
     )
+    least = LEAST[target.kind]
+    figures = compared(found, stock, ours, options, strict=target.kind == GPU, least=least,
+                       gloo=not target.nccl(2))  # fmt: skip
+    if figures:
+        found.figures.append(figures)
+
+
+def compared(
+    found: Result, stock: Trained, ours: Trained, options: Any, *, strict: bool,
+    least: float = 0.0, gloo: bool = False,
+) -> str:  # fmt: skip
+    """Check that a slow link was found, hidden and left again; describe what it took.
+
+    Args:
+        found: gets what is wrong, and tables.
+        stock, ours: trainings over a link that was slow for a while.
+        options: of the command.
+        strict: predictions have to be right, too.
+        least: times that ours is faster than stock at least.
+        gloo: Megatron's messages went by gloo, which may be slow enough to be left for good.
+    """
     plan = ours.plan
     healthy, slow = median(stock.ms[2 : plan.begin]), median(stock.ms[plan.begin + 1 : plan.end])
     hidden = [i for i in range(plan.begin, plan.end) if ours.ours[i]]
@@ -35,29 +56,22 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
         found.wrong.append(f"messages never left the GPU's queue; an iteration takes "
                            f"{_late(ours):.0f} ms, {slow:.0f} of stock, {healthy:.0f} with a "
                            "healthy link")  # fmt: skip
-        return
+        return ""
     took = median([ours.ms[i] for i in hidden][-4:])
     gain = slow / took
-    least = LEAST[target.kind]
     found.check(gain > least, f"{took:.0f} ms, {slow:.0f} of stock: {gain:.2f} x, "
                 f"not more than {least:g}")  # fmt: skip
     predicted = _predicted(ours)
-    if target.kind == GPU and predicted is not None:
+    if strict and predicted is not None:
         found.check(abs(predicted / took - 1) <= OFF, f"{predicted:.0f} ms were predicted, "
                     f"{took:.0f} measured")  # fmt: skip
     healed = [i for i in range(plan.end, plan.iterations) if not ours.ours[i]]
-    if not healed and ours.left < plan.begin and not target.nccl(2):
+    if not healed and ours.left < plan.begin and gloo:
         found.left_out.append("messages that go back: gloo's are slow enough here to leave before "
                               "the link is slow")  # fmt: skip
     else:
         found.check(bool(healed), "the link has healed, and messages are not back with Megatron")
     forecast = "none" if predicted is None else f"{predicted:.0f} ms"
-    found.figures.append(
-        f"{options.delay:g} ms on the link: stock {slow:.0f} ms, ours {took:.0f} ms, {gain:.2f} x; "
-        f"predicted {forecast}; found in {hidden[0] - plan.begin} iterations, back after "
-        f"{healed[0] - plan.end if healed else '-'}; healthy {healthy:.0f} ms, ours "
-        f"{median(ours.ms[2 : plan.begin]):.0f} ms"
-    )
     found.table("Iterations, ms (median)", ("", "healthy", "slow", "healed"), [
         [name, *(f"{median(part):.0f}" if part else "-" for part in parts)]
         for name, parts in (("stock", _parts(stock, range(plan.begin + 1, plan.end), plan.end)),
@@ -66,6 +80,12 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
     found.table("Changes of the plan, as logged", ("decision",), [
         [text] for text in ours.changes if INTO in text or BACK in text
     ])  # fmt: skip
+    return (
+        f"{options.delay:g} ms on the link: stock {slow:.0f} ms, ours {took:.0f} ms, {gain:.2f} x; "
+        f"predicted {forecast}; found in {hidden[0] - plan.begin} iterations, back after "
+        f"{healed[0] - plan.end if healed else '-'}; healthy {healthy:.0f} ms, ours "
+        f"{median(ours.ms[2 : plan.begin]):.0f} ms"
+    )
 
 
 def _parts(done: Trained, slow: Any, healed: int) -> list[list[float]]:

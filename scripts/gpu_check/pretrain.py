@@ -26,11 +26,13 @@ os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % max(1, GIVEN["gpu
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from gpu_check import kept_outputs, without_numerics  # noqa: E402
+from fakes.slow_net.network import SlowNetwork  # noqa: E402
+from gpu_check import kept_outputs, shared_nccl, without_numerics  # noqa: E402
 from gpu_check.deterministic import deterministic  # noqa: E402
 from gpu_check.host_staged import host_staged  # noqa: E402
 
 KERNEL_CYCLES = 1_000_000
+CALLS = ("batch_isend_irecv", "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
 STREAMS = 32  # messages that may be on their way at once, each with its delay from its own start
 
 
@@ -41,13 +43,13 @@ class Late:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.on, self._seconds, self._each = False, seconds, 0.0
+        self._on, self._seconds, self._each = False, seconds, 0.0
         self._batch = dist.batch_isend_irecv
         self._streams: Any = None
         dist.batch_isend_irecv = self.batch
 
     def batch(self, ops: list[Any]) -> Any:
-        if not self.on or not {dist.get_rank(), *(op.peer for op in ops)} >= {0, 1}:
+        if not self._on or not {dist.get_rank(), *(op.peer for op in ops)} >= {0, 1}:
             return self._batch(ops)
         here, there = torch.cuda.current_stream(), next(self._streams)
         there.wait_stream(here)
@@ -59,8 +61,14 @@ class Late:
             op.tensor.record_stream(there)
         return works
 
-    def prepare(self) -> None:
-        """Streams, and how long a kernel of theirs takes."""
+    def switch(self, on: bool) -> None:
+        """Begin or end, before an iteration."""
+        if self._streams is None:
+            self._prepare()
+        self._on = on
+
+    def _prepare(self) -> None:
+        """Make streams, and time a kernel of theirs."""
         self._streams = cycle([torch.cuda.Stream() for _ in range(STREAMS)])
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for count in (1, 32):
@@ -72,16 +80,30 @@ class Late:
         self._each = max(1e-6, begin.elapsed_time(end) / 1e3 / 32)
 
 
+class OverNetwork:
+    """A network of NCCL whose links are slow while it is `on`, by shared_nccl.Network."""
+
+    def __init__(self, folder: str, seconds: float) -> None:
+        self._network, self._seconds = SlowNetwork(Path(folder)), seconds
+
+    def switch(self, on: bool) -> None:
+        """Begin or end, before an iteration."""
+        if dist.get_rank():
+            return  # the ranks share the links
+        for a, b in GIVEN["links"]:
+            for source, target in ((a, b), (b, a)):
+                self._network.slow(
+                    shared_nccl.host_of(source), shared_nccl.host_of(target), on * self._seconds
+                )
+
+
 class HeldBack:
     """The same over gloo, by the emulator of stock's arms."""
 
     def __init__(self, rule: str) -> None:
-        self.on, self._rule, self._stack = False, rule, contextlib.ExitStack()
+        self._rule, self._stack = rule, contextlib.ExitStack()
 
-    def prepare(self) -> None:
-        """Nothing before the groups are there."""
-
-    def switch(self) -> None:
+    def switch(self, on: bool) -> None:
         """Begin or end, before an iteration."""
         from megatron.core import parallel_state as mpu
 
@@ -90,7 +112,7 @@ class HeldBack:
         from megatron_adaptra.emulate.rules import parse_rules
 
         self._stack.close()
-        if self.on:
+        if on:
             group = mpu.get_pipeline_model_parallel_group()
             emulator = LinkEmulator(group.rank(), parse_rules(self._rule, GIVEN["stages"]))
             sends = EmulatedSends(emulator, dist.get_process_group_ranks(group))
@@ -98,23 +120,46 @@ class HeldBack:
             self._stack.enter_context(sends.slow(0))
 
 
+class Calls:
+    """A list of Megatron's calls of torch.distributed: which, with whom, of how many values."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        for name in CALLS:
+            setattr(dist, name, self._around(name, getattr(dist, name)))
+
+    def _around(self, name: str, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*words: Any, **named: Any) -> Any:
+            given = words[0] if words else next(iter(named.values()), None)
+            ops = given if isinstance(given, list) else []
+            each = [(op.op.__name__, op.peer, op.tensor.numel()) for op in ops]
+            self._seen.append([name, each or getattr(given, "numel", int)()])
+            return function(*words, **named)
+
+        return call
+
+    def take(self) -> str:
+        """Return a digest of the calls since the last time, and their number."""
+        text, count = json.dumps(self._seen), len(self._seen)
+        self._seen = []
+        return f"{count} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
 class Watch:
     """Around each iteration: its time, memory, the plan, pinned memory; at the end parameters."""
 
-    def __init__(self, slow: Any) -> None:
-        self.slow, self.count = slow, 0
+    def __init__(self, slow: Any, calls: Calls | None = None) -> None:
+        self.slow, self.calls, self.count, self.on = slow, calls, 0, False
         self.rows: list[dict[str, Any]] = []
 
     def around(self, step: Any) -> Any:
         @functools.wraps(step)
         def train_step(*words: Any, **named: Any) -> Any:
-            if self.count == 0:
-                self.slow.prepare()
             on = GIVEN["begin"] <= self.count < GIVEN["end"]
-            if on != self.slow.on:
-                self.slow.on = on
-                if isinstance(self.slow, HeldBack):
-                    self.slow.switch()
+            if on != self.on:
+                self.on = on
+                self.slow.switch(on)
             session = self.session()
             ours = session is not None and session.run is not None and not session.run.stock
             in_flight = planned(session)  # of this iteration: after it, the next one's is known
@@ -122,6 +167,7 @@ class Watch:
             result = step(*words, **named)
             row = {"ms": 1e3 * (time.monotonic() - begin), "ours": ours, "in_flight": in_flight}
             row |= memory(session)
+            row["calls"] = self.calls.take() if self.calls is not None else ""
             if GIVEN["spoil"] and session is not None:
                 torch.cuda.reset_peak_memory_stats()  # as a planted fault
             self.rows.append(row)
@@ -202,18 +248,22 @@ def main() -> None:
     if GIVEN["uncopied"]:
         uncopied()
     with contextlib.ExitStack() as stack:
-        if GIVEN["nccl"]:
-            slow: Any = Late(GIVEN["delay"])
+        if GIVEN["network"]:
+            shared_nccl.join(int(os.environ["RANK"]))
+            slow: Any = OverNetwork(GIVEN["network"], GIVEN["delay"])
+        elif GIVEN["nccl"]:
+            slow = Late(GIVEN["delay"])
         else:
             stack.enter_context(host_staged())
             slow = HeldBack(f"0-1:{1e3 * GIVEN['delay']:g}ms")
             if "--adaptra" in sys.argv:
                 on_a_gpu_all_the_same()
+        calls = Calls()  # before Megatron binds some of these functions by name
         if GIVEN["fake"]:
             without_numerics.allow()
         from megatron.training import training
 
-        watch = Watch(slow)
+        watch = Watch(slow, calls)
         training.train_step = watch.around(training.train_step)
         script = Path(GIVEN["script"])
         sys.path.insert(0, str(script.parent))

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
+from gpu_check.shared_nccl import Network
 from gpu_check.target import ALONE, CPU, FAKE, HERE, ROOT, Target
 
 from scripts.megatron_lm_rows import FLAGS, LINE
@@ -36,6 +37,22 @@ class Plan:
     microbatches: int
     stages: int = STAGES
 
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape lays out ranks as stages of `replicas`; `flags` are those of Megatron for it."""
+
+    name: str
+    replicas: int = 1
+    flags: tuple[str, ...] = ()
+
+    def links(self, stages: int) -> list[tuple[int, int]]:
+        """Return the ranks at both ends of each pipeline's first link."""
+        return [(rank, rank + self.replicas) for rank in range(self.replicas)] if stages > 1 else []
+
+
+PP2 = Shape("PP 2")
+DP2 = Shape("PP 2 x DP 2", 2, ("--use-distributed-optimizer",))
 
 MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
 _LARGE = (
@@ -73,6 +90,11 @@ class Trained:
     def ours(self) -> list[bool]:
         """Of each iteration, whether the engine carried the messages."""
         return [all(row["ours"] for row in rows) for rows in self._rows]
+
+    @property
+    def calls(self) -> list[list[Any]]:
+        """Of each iteration and rank, a digest of its calls of torch.distributed."""
+        return [[row["calls"] for row in rows] for rows in self._rows]
 
     @property
     def left(self) -> int:
@@ -114,18 +136,22 @@ def why_not(target: Target) -> str:
 
 def train(
     target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = "",
-    graphs: bool = False,
+    graphs: bool = False, shape: Shape = PP2, network: Network | None = None,
 ) -> Trained:  # fmt: skip
     """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay,
     "uncopied" sends outputs of graphs from where they are. `graphs`: layers run as CUDA graphs.
+    `network`: what NCCL connects ranks by that share a GPU; without, gloo serves such ranks.
 
     Raises Failed; also for a later part, which does not try again what was begun.
     """
     name = f"{'ours' if plugin else 'stock'}{'-graphs' if graphs else ''}{plant and f'-{plant}'}"
+    name += f"-{network.folder.name}" if network is not None else ""
     if name not in _done:
         deadline.begin(f"training, {name}")
         try:
-            _done[name] = _train(target, work / name, deadline, options, plugin, plant, graphs)
+            _done[name] = _train(
+                target, work / name, deadline, options, plugin, plant, graphs, shape, network
+            )
         except Failed as error:
             _done[name] = Failed(f"{error} (as for the part before)")
             raise
@@ -137,27 +163,30 @@ def train(
 
 def _train(
     target: Target, folder: Path, deadline: Deadline, options: Any, plugin: bool, plant: str,
-    graphs: bool,
+    graphs: bool, shape: Shape, network: Network | None,
 ) -> Trained:  # fmt: skip
     folder.mkdir()
     if target.kind == FAKE:
         plan = GRAPHS_REHEARSED if graphs else REHEARSED
     else:
         plan = GRAPHS_ON_GPUS if graphs else ON_GPUS
-    nccl = target.nccl(plan.stages)
+    ranks = plan.stages * shape.replicas
+    nccl = network is not None or target.nccl(ranks)
+    links = shape.links(plan.stages)
     script = ROOT / "tests" / "train" / "ranks" / "pretrain_gpt_small.py"
     given = {
         "folder": str(folder), "nccl": nccl, "fake": target.kind == FAKE, "gpus": target.gpus,
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,
         "iterations": plan.iterations, "script": str(script), "spoil": plant == "spoil",
-        "graphs": graphs, "stages": plan.stages, "uncopied": plant == "uncopied",
+        "graphs": graphs, "stages": plan.stages, "uncopied": plant == "uncopied", "links": links,
+        "network": str(network.folder) if network is not None else "",
     }  # fmt: skip
     samples = round(options.hide_message / MESSAGE)
     words = [
         *FLAGS, "--distributed-backend", "nccl" if nccl else "gloo",
         "--pipeline-model-parallel-size", str(plan.stages), "--train-iters", str(plan.iterations),
-        *plan.flags, "--micro-batch-size", str(samples),
-        "--global-batch-size", str(plan.microbatches * samples),
+        *plan.flags, *shape.flags, "--micro-batch-size", str(samples),
+        "--global-batch-size", str(plan.microbatches * samples * shape.replicas),
     ]  # fmt: skip
     launcher = []
     if plugin:
@@ -174,13 +203,13 @@ def _train(
         "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
     }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", *ALONE, "--nproc-per-node",
-               str(plan.stages), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
+               str(ranks), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
     text = run_command(command, f"training, {folder.name}", environment, deadline,
                        folder / "text.log")  # fmt: skip
-    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(plan.stages)]
-    if any(len(rank["rows"]) != plan.iterations for rank in ranks):
+    seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    if any(len(rank["rows"]) != plan.iterations for rank in seen):
         raise Failed(f"training, {folder.name}: not all iterations were seen")
-    return Trained(plan, text, ranks, _read(folder / "decisions.jsonl"))
+    return Trained(plan, text, seen, _read(folder / "decisions.jsonl"))
 
 
 def _read(log: Path) -> list[dict[str, Any]]:
