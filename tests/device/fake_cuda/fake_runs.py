@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,27 @@ PATIENCE = 120.0  # seconds; against hanging
 Ranks = list[subprocess.Popen[str]]
 
 
-def _start(words: list[str], rank: int) -> subprocess.Popen[str]:
+def _start(words: list[str], rank: int, more: Mapping[str, str]) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(HERE.parents[1] / "support"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "RANK": str(rank), "PYTHONPATH": path}
+    environment = {**os.environ, "RANK": str(rank), "PYTHONPATH": path, **more}
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment, preexec_fn=die_with_parent,
     )  # fmt: skip
 
 
-def _begin(script: str, words: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Ranks:
+def _begin(
+    script: str,
+    words: tuple[str, ...],
+    ranks: int,
+    options: Mapping[str, Any],
+    environments: Sequence[Mapping[str, str]] = (),
+) -> Ranks:
     building.build()  # not within the time limit of a run
     given = [w for key, v in options.items() for w in (f"--{key.replace('_', '-')}", str(v))]
     command = [sys.executable, str(machine.__file__), *given]
     command += [sys.executable, str(HERE / script), uuid.uuid4().hex, str(ranks), *words]
-    return [_start(command, rank) for rank in range(ranks)]
+    return [_start(command, r, environments[r] if environments else {}) for r in range(ranks)]
 
 
 def _end(ranks: Ranks) -> None:
@@ -45,14 +51,19 @@ def _end(ranks: Ranks) -> None:
 
 
 def run_script(
-    script: str, *words: str, ranks: int = 1, timeout: float = PATIENCE, **options: Any
+    script: str,
+    *words: str,
+    ranks: int = 1,
+    timeout: float = PATIENCE,
+    environments: Sequence[Mapping[str, str]] = (),
+    **options: Any,
 ) -> list[Any]:
     """What each rank of a script of this folder printed; options of the machine with `_` for `-`.
 
     A script gets a name for its communicators and the number of ranks, then `words`. All ranks
-    have to end.
+    have to end. `environments`: variables of each rank, besides those of this process.
     """
-    running = _begin(script, words, ranks, options)
+    running = _begin(script, words, ranks, options, environments)
     found = []
     try:
         for process in running:

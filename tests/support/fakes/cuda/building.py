@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("libraries")
+NET_ABI = SOURCES.parents[1] / "slow_net/net_abi.h"
 FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-pthread")
 DRIVER, RUNTIME, NVML = "libcuda.so.1", "libfakecudart.so", "libnvidia-ml.so.1"
 OF_RUNTIME = ("runtime_", "cublas", "nccl_")
@@ -81,7 +82,7 @@ def _run(*command: str) -> str:
 
 def _digest(torch: Path | None) -> str:
     found = hashlib.sha256(" ".join((compiler(), *FLAGS)).encode())
-    for path in (Path(__file__), *sorted(SOURCES.iterdir())):
+    for path in (Path(__file__), NET_ABI, *sorted(SOURCES.iterdir())):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     for library in sorted(torch.glob("*cuda*.so")) if torch else ():
         state = library.stat()
@@ -109,7 +110,8 @@ def _stubs(torch: Path, made: list[Path], into: Path) -> Path:
 
 def _compile(source: Path, into: Path) -> Path:
     made = into / (source.stem + ".o")
-    _run(*compiler().split(), *FLAGS, f"-I{SOURCES}", "-c", str(source), "-o", str(made))
+    included = (f"-I{SOURCES}", f"-I{NET_ABI.parent}")
+    _run(*compiler().split(), *FLAGS, *included, "-c", str(source), "-o", str(made))
     return made
 
 

@@ -38,6 +38,7 @@ def build() -> Path:
     state = (SOURCE.read_bytes(), SOURCE.with_name("net_abi.h").read_bytes(), compiler(), FLAGS)
     folder = cache() / f"slow-net-{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}"
     folder.mkdir(exist_ok=True)
+    os.utime(folder)  # the cache keeps what was used last
     made = folder / "libadaptra_slow_net.so"
     return made if made.exists() else compile_plugin(SOURCE, folder)
 

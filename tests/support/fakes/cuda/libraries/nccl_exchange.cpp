@@ -1,4 +1,5 @@
-// Messages over a communicator's sockets: frames of a head and, for data, its bytes.
+// Messages over a communicator's sockets: frames of a head and, for data, its bytes. To a rank of another host the
+// bytes go over NCCL's network plugin, if there is one: then that is how late they are.
 //
 // A receiver gives a credit for each receive that it has posted; data is sent for a credit. So a send waits for its
 // receive, as NCCL allows itself to.
@@ -6,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +21,8 @@ namespace fake_cuda {
 namespace {
 
 constexpr uint32_t credit = 0x43524544;  // a frame's kind; others are those of messages
+
+constexpr double never = std::numeric_limits<double>::infinity();
 
 struct Head {
   uint32_t magic, kind;
@@ -35,7 +39,7 @@ struct Outgoing {
 
 struct Incoming {
   Message message;
-  double due = 0;     // once it is all there
+  double due = never; // once it is all there
   size_t moved = 0;
 };
 
@@ -69,6 +73,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
     if (m.peer != rank) {
       sides[(size_t)m.peer].receives.push_back({m});
       sides[(size_t)m.peer].out.push_back({{magic, credit, m.bytes, now()}, nullptr});
+      if (NetLink* net = peers[(size_t)m.peer].net.get()) net->receiving.post(m.at, m.bytes);
     }
   for (Message& m : sends) {
     if (m.peer != rank) {
@@ -105,7 +110,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
   auto complete = [&](int p, double sent) {
     Side& side = sides[(size_t)p];
     Incoming& in = side.receives[side.arriving++];
-    in.due = arrival(peers[(size_t)p].device, device, sent);
+    if (!peers[(size_t)p].net) in.due = arrival(peers[(size_t)p].device, device, sent);
   };
 
   // Reads frames of one peer. False when there is nothing more for now.
@@ -138,15 +143,28 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
       if (!fits(p, h.kind, h.bytes)) return false;
     }
     Incoming& in = side.receives[side.arriving];
-    if (in.moved < in.message.bytes) {
+    if (!peer.net && in.moved < in.message.bytes) {
       const ssize_t found = take(in.message.at + in.moved, in.message.bytes - in.moved);
       if (found <= 0) return false;
       in.moved += (size_t)found;
     }
-    if (in.moved == in.message.bytes) {
+    if (peer.net || in.moved == in.message.bytes) {
       complete(p, h.sent);
       got = 0;
     }
+    return true;
+  };
+
+  // Moves what goes over the plugin to and from one peer. A receive is asked after once its head has come. False when
+  // nothing is over.
+  auto move_net = [&](int p) {
+    NetLink& net = *peers[(size_t)p].net;
+    size_t came = 0, gone = 0;
+    if (!net.sending.move(true, &gone) || !net.receiving.move(sides[(size_t)p].arriving > 0, &came)) lost = true;
+    if (came + gone == 0) return false;
+    progress();
+    for (Incoming& in : sides[(size_t)p].receives)
+      if (in.due == never && came && came--) in.due = now();
     return true;
   };
 
@@ -167,7 +185,8 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
         const Message m = side.sends.front();
         side.sends.pop_front();
         peer.credits--;
-        side.out.push_back({{magic, m.kind, m.bytes, now()}, m.at});
+        side.out.push_back({{magic, m.kind, m.bytes, now()}, peer.net ? nullptr : m.at});
+        if (peer.net) peer.net->sending.post(m.at, m.bytes);
       }
       while (!side.out.empty()) {
         const Step step = put(peer.data, side.out.front());
@@ -176,6 +195,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
         progress();
         if (side.out.front().moved == frame(side.out.front())) side.out.pop_front();
       }
+      if (peer.net && !lost && !misused && move_net(p)) again = true;
       while (!side.receives.empty() && side.arriving && side.receives.front().due <= now()) {
         side.receives.pop_front();
         side.arriving--;
@@ -183,16 +203,20 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
           for (Message& m : arrived(side.arrived++)) sides[(size_t)m.peer].sends.push_back(m);
         again = true;
       }
-      if (!side.receives.empty() && side.arriving) {
+      const bool net_sends = peer.net && !peer.net->sending.empty();
+      if (net_sends || (peer.net && (side.arriving || peer.net->receiving.starting()))) {
+        nearest = std::min(nearest, now() + 1e-6 * net_look);
+      } else if (!side.receives.empty() && side.arriving) {
         nearest = std::min(nearest, side.receives.front().due);
         progress();  // late, as was asked for
       }
-      const bool sending = !side.sends.empty() || !side.out.empty(), receiving = !side.receives.empty();
+      const bool sending = net_sends || !side.sends.empty() || !side.out.empty(), receiving = !side.receives.empty();
       if (!sending && !receiving && !heads_moved[(size_t)p]) continue;
       all_done = false;
       waits += std::string(waits.empty() ? "" : "; ") + (receiving ? "receives from" : "") + (sending && receiving ? " and " : "") +
                (sending ? "sends to" : "") + " rank " + std::to_string(p) + " (device " + std::to_string(peer.device) + ")";
-      polled.push_back({peer.data, (short)((reads() ? POLLIN : 0) | (side.out.empty() ? 0 : POLLOUT)), 0});
+      const auto events = (short)((reads() ? POLLIN : 0) | (side.out.empty() ? 0 : POLLOUT));
+      polled.push_back({events ? peer.data : -1, events, 0});
     }
     if (all_done && !again) return true;
     if (again && !lost && !misused) continue;

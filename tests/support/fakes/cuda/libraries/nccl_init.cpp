@@ -38,7 +38,7 @@ ncclResult_t create(Communicator** out, int size, const std::string& id, int ran
   if (!fault.empty())
     return failed(ncclSystemError, "ncclCommInitRank as rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + fault);
   for (int p = 0; p < size; p++)
-    if (p != rank && c->wire.peers[(size_t)p].device == device) {
+    if (p != rank && c->wire.peers[(size_t)p].device == device && c->wire.peers[(size_t)p].host == network().host) {
       c->wire.close();
       return failed(ncclInvalidUsage, "Duplicate GPU detected: ranks " + std::to_string(rank) + " and " + std::to_string(p) + " are both on device " +
                                           std::to_string(device));

@@ -15,7 +15,8 @@ namespace fake_cuda {
 namespace {
 
 struct Hello {
-  int32_t rank, control, device;
+  int32_t rank, control, device, plugin;
+  uint64_t host;
 };
 
 socklen_t address(sockaddr_un* a, const std::string& id, int rank) {
@@ -62,6 +63,7 @@ std::string Wire::open(const std::string& id, int own_rank, int ranks, int own_d
   size = ranks;
   device = own_device;
   peers.resize((size_t)ranks);
+  if (!network().fault.empty()) return network().fault;
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const double until = now() + seconds;
   sockaddr_un a{};
@@ -70,33 +72,61 @@ std::string Wire::open(const std::string& id, int own_rank, int ranks, int own_d
   if (listening < 0 || bind(listening, (sockaddr*)&a, length) != 0 || listen(listening, 1024) != 0)
     return std::string("cannot listen: ") + strerror(errno);
   std::string fault;
+  Hello mine{rank, 0, device, network().plugin != nullptr, network().host}, theirs{};
+  auto known = [&](int fd) {
+    Peer& peer = peers[(size_t)theirs.rank];
+    (theirs.control ? peer.control : peer.data) = fd;
+    peer.device = theirs.device;
+    peer.host = theirs.host;
+    if (theirs.plugin != mine.plugin) fault = "rank " + std::to_string(theirs.rank) + " has another network";
+  };
   for (int p = 0; p < rank && fault.empty(); p++)
-    for (int control = 0; control < 2; control++) {
+    for (mine.control = 0; mine.control < 2; mine.control++) {
       const int fd = connect_to(id, p, until);
-      Hello mine{rank, control, device}, theirs{};
       if (fd < 0 || !all_of(fd, &mine, sizeof mine, true, until) || !all_of(fd, &theirs, sizeof theirs, false, until)) {
         fault = "rank " + std::to_string(p) + " did not come";
         break;
       }
-      (control ? peers[(size_t)p].control : peers[(size_t)p].data) = fd;
-      peers[(size_t)p].device = theirs.device;
+      theirs.control = mine.control;
+      known(fd);
     }
   for (int left = 2 * (size - 1 - rank); left > 0 && fault.empty(); left--) {
     pollfd coming{listening, POLLIN, 0};
     while (poll(&coming, 1, 200) <= 0 && now() < until) continue;
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
-    Hello theirs{}, mine{rank, 0, device};
     if (fd < 0 || !all_of(fd, &theirs, sizeof theirs, false, until) || !all_of(fd, &mine, sizeof mine, true, until)) {
       fault = "not all ranks came";
       break;
     }
-    Peer& peer = peers[(size_t)theirs.rank];
-    (theirs.control ? peer.control : peer.data) = fd;
-    peer.device = theirs.device;
+    known(fd);
   }
   ::close(listening);
+  if (fault.empty() && network().plugin) fault = connect_hosts(until);
   if (!fault.empty()) close();
   return fault;
+}
+
+std::string Wire::connect_hosts(double until) {
+  std::vector<Peer*> others;
+  for (int p = 0; p < size; p++) {
+    Peer& peer = peers[(size_t)p];
+    if (p == rank || peer.host == network().host) continue;
+    peer.net = std::make_unique<NetLink>(rank, p);
+    others.push_back(&peer);
+  }
+  NetName name{};
+  for (Peer* peer : others)
+    if (!peer->net->listen(&name) || !all_of(peer->control, &name, sizeof name, true, until)) return "cannot listen over the plugin";
+  for (Peer* peer : others) {  // in the order of pairs that all ranks have
+    bool done = all_of(peer->control, &name, sizeof name, false, until), ended = !done;
+    for (done = false; !done && !ended; usleep(net_look)) {
+      char byte = 0;
+      ended = recv(peer->control, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0 || now() > until;
+      if (!peer->net->connect(&name, &done)) ended = true;
+    }
+    if (!done) return "no connection over the plugin";
+  }
+  return "";
 }
 
 void Wire::abort() {
@@ -106,12 +136,14 @@ void Wire::abort() {
 }
 
 void Wire::close() {
-  for (Peer& p : peers)
+  for (Peer& p : peers) {
+    p.net.reset();
     for (int* fd : {&p.data, &p.control})
       if (*fd >= 0) {
         ::close(*fd);
         *fd = -1;
       }
+  }
   if (wake_ >= 0) ::close(wake_);
   wake_ = -1;
 }

@@ -1,4 +1,5 @@
-// Sockets between the ranks of a communicator, and moving messages over them.
+// Sockets between the ranks of a communicator, and moving messages over them. Between hosts the data of messages goes
+// over NCCL's network plugin, where there is one.
 //
 // Names of sockets are abstract and made of the communicator's random id, so runs do not meet and nothing is left.
 #pragma once
@@ -6,9 +7,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "nccl_net.hpp"
 
 namespace fake_cuda {
 
@@ -17,9 +21,12 @@ struct Note {  // between the hosts, beside the data
 };
 
 constexpr double nccl_seconds = 600;  // that ranks may wait for each other's sockets
+constexpr unsigned net_look = 100;   // microseconds between two looks at the plugin
 
 struct Peer {
   int data = -1, control = -1, device = -1;
+  uint64_t host = 0;
+  std::unique_ptr<NetLink> net = {};  // null: the data goes over the socket as well
   int credits = 0;             // receives of the peer's that nothing has been sent for
   std::deque<Note> notes = {}; // come, and not yet waited for
 };
@@ -37,7 +44,7 @@ class Wire {
   std::string open(const std::string& id, int rank, int size, int device, double seconds);
 
   // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, as far as
-  // the socket has room; it arrives when its link lets it. `arrived` is then called with its place among the receives of
+  // the socket or plugin has room; it arrives when its link lets it. `arrived` is then called with its place among the receives of
   // its peer, and says what is to be sent because of it. Blocks. False if aborted.
   using Arrived = std::function<std::vector<Message>(size_t)>;
   bool exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived = {});
@@ -53,6 +60,7 @@ class Wire {
   int rank = 0, size = 0, device = 0;
 
  private:
+  std::string connect_hosts(double until);  // over the plugin; what went wrong
   int wake_ = -1;  // an eventfd: aborted
   std::mutex doing_mutex_, notes_mutex_;
   std::string doing_;
