@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_adaptra.ir.infinity import null_if_infinite
+from megatron_adaptra.ir.conditions import null_if_infinite
 from megatron_adaptra.ir.schedule import Schedule
 
 # By precision, the largest relative difference of losses that counts as rounding. Another order of

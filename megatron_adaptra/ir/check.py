@@ -14,9 +14,9 @@ from itertools import count
 from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.complete import check_complete, grid
 from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of, user
-from megatron_adaptra.ir.in_flight import in_flight
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.schedule import in_flight
 
 SENDS = ("eager", "rendezvous")
 _SENDS = (Kind.SEND_F, Kind.SEND_B)

@@ -10,8 +10,7 @@ from typing import Any
 
 from megatron_adaptra.base.units import size
 from megatron_adaptra.config import UNLIMITED, Budget
-from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
+from megatron_adaptra.ir.conditions import Conditions, infinite_if_null, null_if_infinite
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.measure.link_estimates import LinkEstimates
 from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps

@@ -17,12 +17,11 @@ from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import AdaptraError, PlanningFailed
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.measure.arrivals import Pair
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import NATIVE, Choice
-from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.selector import Chosen
 
 WARM = 2  # iterations at first that show nothing: connections, caches, buckets

@@ -16,9 +16,8 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import first_posts, lower, unused_posts
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 

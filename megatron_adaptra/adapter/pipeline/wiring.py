@@ -53,7 +53,7 @@ from megatron_adaptra.execute.small.small_collectives import (
     SmallCollectives,
 )
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.program import Neighbours
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.measure.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address

@@ -23,9 +23,9 @@ from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, s
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured_iterations import MeasuredIterations
 from megatron_adaptra.execute.planned.path_probes import PathProbes
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.figures import Buffers
 
 # Iterations after which all paths are measured, and then one of so many: all ranks measure these.
 PROBED, PROBED_EVERY = range(1, 6), 32

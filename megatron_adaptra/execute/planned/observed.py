@@ -18,9 +18,9 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, seen_by_rank
 from megatron_adaptra.execute.planned.connected import Connected
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
+from megatron_adaptra.plan.reductions.figures import Buffers
 
 MESHES = ("control", "arrivals")  # connections of its own: see Connected.between
 

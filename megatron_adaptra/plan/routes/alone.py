@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -21,20 +20,7 @@ def alone(conditions: ReplicaConditions, stretch: float) -> ReplicaConditions:
         times = c.slow.get(worker, 1.0) * _longer(c.on_core(worker), stretch)
         if times != each[worker % p.stages]:
             slow[worker] = times / each[worker % p.stages]
-
-    def scaled(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(x * times for x, times in zip(seconds, each, strict=True)) if seconds else ()
-
-    pipeline = replace(
-        p,
-        forward=scaled(p.forward),
-        backward_input=scaled(p.backward_input),
-        backward_weight=scaled(p.backward_weight),
-        backward=scaled(p.backward),
-        recomputation=scaled(p.recomputation),
-        cores=None,
-        core_share=(),
-    )
+    pipeline = replace(p.scaled(each), cores=None, core_share=())
     return replace(c, pipeline=pipeline, slow=slow, core_share={})
 
 

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import INPUT_HALF, Schedule
 
 Runs = list[list[int]]  # per stage and unit, the worker that runs it
 SAME = 1e-9  # of a forward: moments that are one

@@ -7,9 +7,8 @@ from ir.served import assert_served
 from seeding import new_seed
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import lower, unused_posts
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.ir.unused_posts import unused_posts
 from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved
 
 

@@ -14,9 +14,8 @@ from patience import PATIENCE
 from megatron_adaptra.execute.executor import execute
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.program import Neighbours, Program
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.measure.iteration_record import IterationRecord

@@ -16,9 +16,8 @@ from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.config import Budget
-from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import Schedule, peak_in_flight
 from megatron_adaptra.measure.report import Memory
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}

@@ -23,12 +23,10 @@ from megatron_adaptra.base.errors import PeerLost, ScheduleError
 from megatron_adaptra.execute.executor import execute
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import Neighbours, first_posts, lower, unused_posts
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import parse_line
-from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.measure.iteration_record import merge
 from megatron_adaptra.measure.probe import Probe
 

@@ -19,9 +19,8 @@ from megatron_adaptra.execute.executor import execute
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.program import Neighbours, Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Transport
