@@ -78,7 +78,7 @@ def _check_flags(words: Sequence[str]) -> None:
         from megatron_adaptra.adapter.entry.flags import read
         from megatron_adaptra.emulate import worker_rules
         from megatron_adaptra.emulate.scenario import check_rules
-        from megatron_adaptra.plan.reductions.setting import plan_in_file
+        from megatron_adaptra.plan.reductions.sized import plan_in_file
 
         # Only Megatron knows how many stages there are: any that the rules name may exist.
         if (config := read(words)) is not None:

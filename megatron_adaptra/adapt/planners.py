@@ -9,19 +9,19 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.plan.reductions.choice_server import choose
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import Chosen
+from megatron_adaptra.plan.server import choose
 
 
 class RouteProcess(PlanningProcess):
     """A route process searches for routes between replicas; see PlanningProcess."""
 
     def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.routes.route_server")
+        super().__init__("megatron_adaptra.plan.server")
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """Search as `plan.routes.route_server.search` does. Raises PlanningFailed."""
+        """Search as `plan.server.search` does. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(request, _schedules)
 
@@ -30,10 +30,10 @@ class ChoiceProcess(PlanningProcess):
     """A choice process chooses all-reduces; see PlanningProcess."""
 
     def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.reductions.choice_server")
+        super().__init__("megatron_adaptra.plan.server")
 
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-        """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
+        """Choose as `plan.server.choose` does, and raise BadInput where it does.
 
         The process starts with the first choice that needs a search. Raises PlanningFailed, too.
         """

@@ -32,7 +32,7 @@ class PlanningProcess:
     One thread asks; any may call `close`. The kernel ends the process with the thread that has
     started it.
 
-    `module`: a module of this package, which answers by plan/planning_server.py.
+    `module`: a module of this package, which answers by plan/server.py.
     """
 
     def __init__(self, module: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heapify, heapreplace
 
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.model.shares import even_shares
 
 
 def replica_bound(conditions: ReplicaConditions) -> float:
@@ -93,3 +94,21 @@ class _Times:
             begun + count * (forward + early) + self.home[worker],
             count * ways * c.port(worker),
         )
+
+
+def even_shares(costs: Sequence[Callable[[int], float]], count: int) -> list[int]:
+    """Numbers that add up to `count` and whose greatest cost is the least there is.
+
+    Args:
+        costs: per worker, seconds of so many microbatches; it grows with their number, and is
+            infinite for a worker that is to have none.
+        count: microbatches in all.
+    """
+    shares = [0] * len(costs)
+    heap = [(cost(1), i) for i, cost in enumerate(costs)]
+    heapify(heap)
+    for _ in range(count):
+        _, i = heap[0]
+        shares[i] += 1
+        heapreplace(heap, (costs[i](shares[i] + 1), i))
+    return shares

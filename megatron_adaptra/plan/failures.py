@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.replica_bounds import replica_bound
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 SHORT = 60_000  # ops of the search that ranks the places

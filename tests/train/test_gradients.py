@@ -21,7 +21,7 @@ from megatron_adaptra.adapter.step.gradients import GradientReduction
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.plan.reductions.direct import direct
+from megatron_adaptra.plan.reductions.builders import direct
 from megatron_adaptra.run import _check_flags
 
 RANKS = 4

@@ -14,7 +14,7 @@ from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.agree.bundle import scheduled
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 START = first_schedule(2, 3, float("inf")).replicated(2)
 ON = AdaptraConfig(engine="executor", reroute="auto")

@@ -34,12 +34,12 @@ from megatron_adaptra.measure.link_estimates import LONGEST
 from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import TRY_AGAIN
-from megatron_adaptra.plan.routes import route_server
-from megatron_adaptra.plan.routes.one_back import one_back
+from megatron_adaptra.plan import server
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.routes.shares import one_back
 from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
 
-Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see route_server.search
+Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see server.search
 
 ALIKE, NO_ROUTES = "alike", "none"
 MODES = (ALIKE, NO_ROUTES, "swap", "auto")
@@ -80,7 +80,7 @@ class RouteReplanner(Replanner[ReplicaPlan, ReplicaConditions]):
         rule: ReplanPolicy,
         mode: str = "auto",
         ops: int = OPS,
-        search: Search = route_server.search,
+        search: Search = server.search,
     ) -> None:
         if mode not in MODES:
             raise BadInput("reroute", mode, f"it has to be one of {', '.join(MODES)}")

@@ -21,7 +21,7 @@ from megatron_adaptra.measure.detect import DelayChart
 from megatron_adaptra.measure.op_seconds import WINDOW
 from megatron_adaptra.measure.replica_estimate import Changed
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
 # Iterations after which it no longer counts that no plan gained enough from a change.

@@ -119,7 +119,7 @@ class Plugin:
         from megatron_adaptra.adapter.shares.sources import fit
         from megatron_adaptra.emulate import worker_rules
         from megatron_adaptra.emulate.scenario import load_rules
-        from megatron_adaptra.plan.reductions.setting import plan_in_file
+        from megatron_adaptra.plan.reductions.sized import plan_in_file
         from megatron_adaptra.transport.engine.rails import disabled, fabric
 
         assert self.config is not None

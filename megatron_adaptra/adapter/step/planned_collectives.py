@@ -37,11 +37,14 @@ from megatron_adaptra.device.cuda import captured, device_of
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.execute.planned.exchange import FLOATS, ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.shard_forms import SHARDED
+from megatron_adaptra.model.all_reduce_forms import SHARDED
 from megatron_adaptra.plan.reductions.selector import MOST_RANKS
-from megatron_adaptra.plan.reductions.setting import plan_in_file
-from megatron_adaptra.plan.reductions.sized import FEWEST_RANKS, for_gradients
-from megatron_adaptra.plan.reductions.sized_shards import for_shards
+from megatron_adaptra.plan.reductions.sized import (
+    FEWEST_RANKS,
+    for_gradients,
+    for_shards,
+    plan_in_file,
+)
 
 
 class Handle:

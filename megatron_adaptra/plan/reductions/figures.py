@@ -8,8 +8,8 @@ from statistics import median_low
 from typing import Any
 
 from megatron_adaptra.base.errors import BadInput, reading
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.conditions import LinkState, infinite_if_null, null_if_infinite
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.reductions.owners import very_late
 from megatron_adaptra.sim.ports import Ports
 

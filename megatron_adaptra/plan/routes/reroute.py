@@ -19,15 +19,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.model.replica_bounds import replica_bound
-from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.model.replica_bounds import even_shares, replica_bound
 from megatron_adaptra.plan.pipeline.base import Evaluated
 from megatron_adaptra.plan.pipeline.search.search_budget import end_of
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
-from megatron_adaptra.plan.routes.alone import alone, stretched
 from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
 from megatron_adaptra.plan.routes.route_search import Found, RouteSearch, transfers
@@ -139,6 +137,39 @@ def evaluate_replicas(
     """
     program = lower(schedule, ahead)
     return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
+
+
+def alone(conditions: ReplicaConditions, stretch: float) -> ReplicaConditions:
+    """Return the same with a device per worker, for a search that knows no shared cores.
+
+    On it what ops compute takes `stretch` times as long, and what they wait for as long as before.
+    """
+    c, p = conditions, conditions.pipeline
+    each = [_longer(p.on_core(stage), stretch) for stage in range(p.stages)]
+    slow = {}
+    for worker in range(c.workers):
+        times = c.slow.get(worker, 1.0) * _longer(c.on_core(worker), stretch)
+        if times != each[worker % p.stages]:
+            slow[worker] = times / each[worker % p.stages]
+    pipeline = replace(p.scaled(each), cores=None, core_share=())
+    return replace(c, pipeline=pipeline, slow=slow, core_share={})
+
+
+def stretched(plan: Evaluated[ReplicaConditions]) -> float:
+    """Return how many times as long as on cores of its own what ops compute takes in a `plan`."""
+    c = plan.conditions
+    took = computed = 0.0
+    for span in plan.timeline.spans:
+        if span.op.kind.computes:
+            seconds = c.seconds(span.op.kind, span.stage)
+            waited = seconds * (1 - c.on_core(span.stage))
+            took += span.end - span.start - waited
+            computed += seconds - waited
+    return max(1.0, took / computed) if computed > 0 else 1.0
+
+
+def _longer(share: float, stretch: float) -> float:
+    return 1 + share * (stretch - 1)
 
 
 def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.conditions import OP_COSTS, Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.pipeline.base import Plan
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.routes.words import loads_in_words
 

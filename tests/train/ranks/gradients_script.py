@@ -35,12 +35,12 @@ from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
 from megatron_adaptra.execute.planned.adaptive import AdaptiveReductions  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
-from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
-from megatron_adaptra.plan.reductions.direct import direct  # noqa: E402
-from megatron_adaptra.plan.reductions.sharded import (  # noqa: E402
+from megatron_adaptra.plan.reductions.builders import (  # noqa: E402
+    direct,
     direct_reduce_scatter,
     ring_all_gather,
 )
+from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
 
 Function = Callable[..., Any]  # Megatron's forward_backward
 Shape = partial(gpt.GPTShape, microbatches=2, hidden=32, seq_length=32, layers=2)

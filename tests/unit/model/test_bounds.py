@@ -21,7 +21,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line, peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 

@@ -12,10 +12,10 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.pipeline.base import Plan, evaluate, make_plan
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.chains import swapped_chains
-from megatron_adaptra.plan.routes.one_back import one_back
 from megatron_adaptra.plan.routes.reroute import evaluate_replicas, plan_replicas
+from megatron_adaptra.plan.routes.shares import one_back
 from megatron_adaptra.plan.routes.swaps import chain_schedules
 
 STAGES, COUNT = 3, 6

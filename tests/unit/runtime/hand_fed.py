@@ -22,7 +22,7 @@ from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.measure.link_probe import FIRST, NBYTES, SHARE
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.pipeline.initial import over_own_messages
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.transport.base import Stamps

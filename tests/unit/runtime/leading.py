@@ -31,7 +31,7 @@ from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.report import Memory
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 
 FORWARD, BACKWARD = 0.010, 0.020
 Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -> seconds

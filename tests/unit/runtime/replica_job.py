@@ -26,7 +26,7 @@ from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.measure.link_probe import NBYTES
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.transport.base import Stamps

@@ -19,10 +19,13 @@ from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.ir.collective import Action, CollectivePlan
-from megatron_adaptra.plan.reductions.chain import sorted_chain
-from megatron_adaptra.plan.reductions.direct import direct, shares_without
-from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
-from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
+    halving_doubling,
+    ring,
+    shares_without,
+    sorted_chain,
+)
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)

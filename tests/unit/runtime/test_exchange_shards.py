@@ -17,11 +17,11 @@ from megatron_adaptra.base import exits
 from megatron_adaptra.base.errors import BadInput, Disagreement
 from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.reductions.direct import direct
-from megatron_adaptra.plan.reductions.ring import ring
-from megatron_adaptra.plan.reductions.sharded import (
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
     direct_all_gather,
     direct_reduce_scatter,
+    ring,
     ring_all_gather,
     ring_reduce_scatter,
 )

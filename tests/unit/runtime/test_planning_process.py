@@ -31,11 +31,10 @@ from megatron_adaptra.adapt.reductions.remedy import LOOK
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.processes import descendants
-from megatron_adaptra.plan.planning_server import NICE
 from megatron_adaptra.plan.reductions import selector
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.plan.reductions.choice_server import choose
 from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.server import NICE, choose
 from megatron_adaptra.sim.ports import Ports
 
 Serve = Callable[[str], None]

@@ -28,7 +28,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.measure.report import Memory, StageReport, Step
 from megatron_adaptra.measure.slow_workers import TRY_AGAIN
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 WORKER, HALF_SPEED = 4, {4: 2.0}  # 1.1 of 2 x 3
 PATH = {(1, 2): 60 * MS, (2, 1): 60 * MS}  # 0.1 - 0.2

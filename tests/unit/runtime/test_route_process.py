@@ -15,7 +15,7 @@ from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.routes.route_server import search
+from megatron_adaptra.plan.server import search
 
 OPS = 5_000
 REPLICAS = 60

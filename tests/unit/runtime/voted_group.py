@@ -17,9 +17,9 @@ from megatron_adaptra.agree.agreement import Ballot
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.measure.reduction_report import ReductionReport
+from megatron_adaptra.plan.reductions.builders import ring
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Buffers
-from megatron_adaptra.plan.reductions.ring import ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 MS = 1e-3

@@ -23,7 +23,7 @@ from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST
 from megatron_adaptra.measure.replica_estimate import STALE, ReplicaEstimator
 from megatron_adaptra.measure.report import Memory, StageReport, Step, StockOp
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 MS = 1e-3
 STAGES, COUNT = 3, 4
