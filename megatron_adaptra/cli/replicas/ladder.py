@@ -6,7 +6,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
 from megatron_adaptra.plan.ladder import FULL, Ladder, Remedy, ladder_in_words
-from megatron_adaptra.plan.remedies import Situation, plan_remedies
+from megatron_adaptra.plan.remedies import plan_remedies
 
 COLUMNS = ("remedy, the cheapest first", "iteration, ms", "gain")
 
@@ -18,7 +18,7 @@ def ladder_of(job: Job, sends: str) -> Ladder | None:
     """
     assert job.replicas is not None  # the caller has looked
     try:
-        return plan_remedies(Situation(job.replicas, sends=sends), _min_gain())
+        return plan_remedies(job.replicas, sends, _min_gain())
     except BadInput:
         return None
 
