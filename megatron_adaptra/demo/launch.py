@@ -27,10 +27,8 @@ from megatron_adaptra.netlab.user import give
 _WORKER = "megatron_adaptra.demo.worker"
 _LINES_AHEAD = 1000  # of the ranks' output that wait for a slow reader
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
-RESULTS = (
-    "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
-)  # fmt: skip
-_EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
+RESULTS = ("ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html")
+_EXTRA = ("einops", "packaging", "regex", "six")  # what these import
 
 OnLine = Callable[[str], None]
 

@@ -1,4 +1,4 @@
-"""Results from the ranks' measurements: summary.json, timeline.json, the report, its picture."""
+"""Results from the ranks' measurements: summary.json, timeline.json, the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.findings import slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.report import ArmReport, Report
 
 
@@ -165,12 +164,6 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
     )
     out.joinpath("report.html").write_text(report_html(report))
-    try:
-        from megatron_adaptra.view.png.report import report_png
-
-        report_png(report, out / "report.png")
-    except ImportError:  # matplotlib is an extra
-        print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.html.legend import gantt_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
 from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png.plots import draw_gantt, draw_legend, save, write_header
+from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
 WIDTH = 1160  # pixels
@@ -105,7 +105,7 @@ def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
     def draw(figure: Any, height: float) -> None:
         write_header(figure, height, drawing.headline(), drawing.job, drawing.why)
         at = (0.07, foot / height, 0.90, tall / height)
-        draw_gantt(figure.add_axes(at), gantt, drawing.seconds, "")
+        draw_gantt(figure.add_axes(at), gantt, drawing.seconds)
         draw_legend(figure, [gantt], drawing.seconds, (foot + tall + 0.2) / height)
 
     save(path, head + tall + foot, draw)

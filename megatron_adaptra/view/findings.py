@@ -1,4 +1,4 @@
-"""The words and numbers of a report, even of an incomplete one: shared by page and PNG."""
+"""The words and numbers of a report and of the demo's closing table."""
 
 from __future__ import annotations
 

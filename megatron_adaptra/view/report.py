@@ -1,4 +1,4 @@
-"""The data of a finished demo run: the one input of the HTML and of the PNG report."""
+"""The data of a finished demo run: the one input of its report."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SharedIteration:
 
 @dataclass(frozen=True)
 class Report:
-    """A report holds all that its page and PNG show; empty parts are left out.
+    """A report holds all that its page shows; empty parts are left out.
 
     Args:
         title: of the page.

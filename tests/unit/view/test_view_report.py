@@ -1,4 +1,4 @@
-"""The page and the PNG: complete, self-contained, escaped, and whole when pieces are missing."""
+"""The page: complete, self-contained, escaped, and whole when pieces are missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from view_sample import sample_report
@@ -20,7 +19,6 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.view.findings import delay_series
 from megatron_adaptra.view.html.report import report_html
-from megatron_adaptra.view.png.report import report_png
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 
@@ -305,34 +303,9 @@ def test_page_without_a_piece(name: str) -> None:
     assert not re.search(r"\bNone\b|\bnan\b", words)
 
 
-@pytest.mark.parametrize(
-    "name", ["nothing", "nulls", "empty timeline", "no iterations", "no replans"]
-)
-def test_png_without_a_piece(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report_png(INCOMPLETE[name], tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_png_of_many_stages_stays_a_picture(tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image")
-    report_png(crowd(67), tmp_path / "report.png")
-    assert image.imread(tmp_path / "report.png").shape[0] < 5000
-
-
-def test_png_has_a_picture(tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image")
-    path = tmp_path / "report.png"
-    report_png(sample_report(title="$x_1$"), path)
-    pixels = image.imread(path)
-    assert pixels.shape[1] > 1200
-    assert pixels[..., :3].std() > 0.05
-
-
 def test_a_page_needs_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys, megatron_adaptra.view.html.report, megatron_adaptra.view.png.report, "
+        "import sys, megatron_adaptra.view.html.report, megatron_adaptra.view.png, "
         "megatron_adaptra.view.chrome, megatron_adaptra.view.ascii; "
         "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     )
