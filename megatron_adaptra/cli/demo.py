@@ -29,6 +29,7 @@ from megatron_adaptra.demo.options import (
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.view.ranges import ranges
+from megatron_adaptra.view.summary import Summary
 
 _DEFAULTS = DemoOptions()
 
@@ -378,11 +379,11 @@ def run(args: argparse.Namespace) -> int:
     _show_or_print(args, summary, options)
     if why:  # again, as the first note is far above by now
         note(f"all messages went over gloo, for there is no engine: {why}")
-    name = summary.get("interrupted")
+    name = summary["interrupted"]
     return 128 + signal.Signals[name] if name else 0
 
 
-def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: DemoOptions) -> None:
+def _show_or_print(args: argparse.Namespace, summary: Summary, options: DemoOptions) -> None:
     if args.json:
         print(json.dumps(summary))
     else:

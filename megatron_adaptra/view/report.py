@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Report:
     """
 
     title: str
-    summary: Mapping[str, Any]
+    summary: Summary
     arms: Sequence[ArmReport]
     phases: Mapping[str, tuple[int, int]]
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)

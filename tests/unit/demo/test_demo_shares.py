@@ -10,10 +10,10 @@ import pytest
 from view.view_sample import sample_report
 
 from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.cli.demo_table import words
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
 from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.view.decisions import shares_line
 from megatron_adaptra.view.html.report import report_html
 
 PAGE = Path(__file__).parents[3] / "docs" / "files.md"
@@ -98,7 +98,7 @@ def test_page_and_table_show_what_was_decided() -> None:
         "other counts of microbatches at iteration 16",
     ):  # fmt: skip
         assert text in page, text
-    line = words(decided[0])
+    line = shares_line(decided[0])
     assert line.startswith("microbatches from iteration 16 on, 9,9,5,9: replica 2 takes 2 times")
     assert "predicted 130 ms, measured 120 ms" in line
     assert "One iteration of all replicas" not in report_html(replace(report, shared=None))
