@@ -171,7 +171,10 @@ def _same_memory(row: Row, result: Comparison, stock: Plan) -> Cell | None:
 
 
 def charts(result: Comparison, share: float) -> list[XYChart]:
-    """Return charts of the trade-off and, for links with delay, of the delay a budget hides."""
+    """Return charts of the trade-off and, for links with delay, of the delay a budget hides.
+
+    `share`: of --max-slowdown.
+    """
     count = result.conditions.microbatches
     at = [min(budget, float(count)) for budget in result.budgets]
     names = {

@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, to the terminal or to files; the exit status.
 
-    Raises BadInput for values that do not go together.
+    Raises BadInput for values that do not go together, MissingPackage for a PNG without matplotlib.
     """
     out = args.out
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)

@@ -43,7 +43,7 @@ def _times(*times: tuple[str, float | None]) -> str:
 
 
 def counts(each: Sequence[int]) -> str:
-    """Microbatches by replica, `9,9,5,9`."""
+    """Return the microbatches of `each` replica as text, `9,9,5,9`."""
     return ",".join(map(str, each))
 
 
