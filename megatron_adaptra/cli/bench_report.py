@@ -11,8 +11,7 @@ from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.chart import chart_section
-from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.html.page import chart_section, header, page, section, table
 from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 

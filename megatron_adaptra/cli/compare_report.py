@@ -16,8 +16,7 @@ from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.chart import chart_section
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import chart_section, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.theme import BOUND, policy_colour
 

@@ -37,10 +37,10 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
-from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.drawing import Table as DrawnTable
+from megatron_adaptra.view.drawing import side_by_side_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.side_by_side import side_by_side_html
 
 UNTREATED = "1F1B, untreated"
 
@@ -85,7 +85,7 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
             leads,
             [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
             _gantts(own, args.sends, shares),
-            drawing.Table("What each move gains", cells.columns, cells.rows),
+            DrawnTable("What each move gains", cells.columns, cells.rows),
         )
 
     def show() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from megatron_adaptra.view import decisions, findings
 from megatron_adaptra.view.axis import number
-from megatron_adaptra.view.html.legend import gantt_legend
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import Report

@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.legend import curves_legend
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import curves_legend, header, page, section, table, tiles
 from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
