@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -132,26 +133,38 @@ def write(path: Path, content: str) -> None:
         file.write_text(content, encoding="utf-8")
 
 
-def write_report(
-    folder: Path, name: str, data: Any, html: str, draw_png: Callable[[Path], None]
-) -> list[Path]:
-    """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
+def write_report(folder: Path, name: str, data: Any, html: str) -> list[Path]:
+    """Write `data` to `name`.json and `html` to `name`.html; what was written.
 
-    `folder`: of `results_folder`. Without matplotlib there is no PNG, and a line says so. Raises
-    BadFile where a file cannot be written.
+    `folder`: of `results_folder`. Raises BadFile where a file cannot be written.
     """
-    files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
+    files = [folder / f"{name}.{kind}" for kind in ("json", "html")]
     write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")
     write(files[1], html)
-    try:
-        with writing(files[2]) as file:
-            draw_png(file)
-    except ImportError:
-        from megatron_adaptra.view.png import no_matplotlib
-
-        note(str(no_matplotlib()))
-        return files[:2]
     return files
+
+
+def finish(
+    args: argparse.Namespace,
+    folder: Path | None,
+    name: str,
+    data: Any,
+    html: Callable[[], str],
+    show: Callable[[], None],
+) -> int:
+    """Write the report `name` if there is a `folder`, then print; the exit status.
+
+    With --json, of `args`, `data` is printed; else `show` prints it for people, and the files are
+    named. `html` gives the page. Raises BadFile where a file cannot be written.
+    """
+    files = write_report(folder, name, data, html()) if folder else []
+    if args.json:
+        print_json(data)
+        return 0
+    show()
+    for path in files:
+        say(str(path))
+    return 0
 
 
 def ms(seconds: float) -> str:

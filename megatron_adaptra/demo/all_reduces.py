@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
@@ -20,6 +19,7 @@ from megatron_adaptra.view.all_reduce import all_reduce_gantt
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.report import Reduction
+from megatron_adaptra.view.summary import AllReduce
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def known_now(loops: Iterable[Loop[ReductionRemedy]]) -> list[Figures | None]:
     return found
 
 
-def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
+def entries(groups: Iterable[GroupReductions]) -> list[AllReduce]:
     """Return the summary's entry for each decision, in the order of their iterations."""
     decisions = [one for group in groups for one in group.decisions]
     return [

@@ -1,4 +1,4 @@
-"""Results from the ranks' measurements: summary.json, timeline.json, the report, its picture."""
+"""Results from the ranks' measurements: summary.json, timeline.json, the report."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, share_entries
+from megatron_adaptra.ir.infinity import null_if_infinite
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -40,11 +41,11 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.iteration_record import IterationRecord, merge
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
-from megatron_adaptra.view.findings import slow_noun
+from megatron_adaptra.view.findings import key_phase, slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.summary import Machine, MemoryFigures, PhaseFigures, Summary
 
 
 @dataclass
@@ -131,9 +132,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
             planner.evaluate,
         )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
-    summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
-    summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
-    summary["machine"] = machine = _machine(ranks, phases, comparison)
+    machine = _machine(ranks, phases, comparison)
     groups = [group for rank in ranks for group in rank.reductions]
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     predictions = of_predictions(
@@ -141,11 +140,13 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     )
     if options.sync != "full":  # an iteration takes what the slowest replica does, not this one
         predictions = []
-    summary["notes"] = [
-        *why_native(groups, options),
-        *of_the_run(options, run.interrupted, ran, machine),
-        *predictions,
-    ]
+    summary = _summary(
+        options, ranks, run, iteration_ms, phases, arms, comparison,
+        None if comparison is None else _memory(controller, shown, comparison),
+        machine,
+        [*why_native(groups, options), *of_the_run(options, run.interrupted, ran, machine),
+         *predictions],
+    )  # fmt: skip
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
         f"{arm.name} {kind}": pipeline_gantt(timeline)
@@ -156,7 +157,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
     report = Report(
-        title=f"A GPT through {pipelines} with a {slow_noun(summary)}",
+        title=f"A GPT through {pipelines} with a {slow_noun(summary['config'])}",
         summary=summary,
         arms=arms,
         phases=phases,
@@ -165,23 +166,12 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
     )
     out.joinpath("report.html").write_text(report_html(report))
-    try:
-        from megatron_adaptra.view.png.report import report_png
-
-        report_png(report, out / "report.png")
-    except ImportError:  # matplotlib is an extra
-        print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
     """The phases of a run of which `ran` iterations are over."""
     spans = {name: (a, min(b, ran)) for name, (a, b) in options.phases.items() if a < ran}
     return spans or {"measured": (0, ran)}
-
-
-def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
-    """Return which of `phases` the report is about, by name: `slow`, `measured`, or the first."""
-    return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
 def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
@@ -223,7 +213,7 @@ def _arm_reports(
 
 def _memory(
     controller: Leader, shown: Sequence[RankResult], comparison: Comparison
-) -> dict[str, Any] | None:
+) -> MemoryFigures | None:
     """Return the activations of each worker under the plan compared, in microbatches and bytes.
 
     None for Megatron's own schedule, where Megatron keeps them itself.
@@ -239,7 +229,12 @@ def _memory(
     # under every plan.
     counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]
     each = [memory.per_microbatch for row in counted for _, memory in row]
-    peaks = [memory.peak_bytes for row in counted for i, memory in row if i >= comparison.since]
+    peaks = [
+        memory.peak_bytes
+        for row in counted
+        for i, memory in row
+        if i >= comparison.since and memory.peak_bytes is not None
+    ]
     known = len(each) == len(shown)
     return {
         "budget": [None if math.isinf(budget) else budget for budget in budgets],
@@ -278,7 +273,7 @@ def _machine(
     ranks: Sequence[RankResult],
     phases: Mapping[str, tuple[int, int]],
     comparison: Comparison | None,
-) -> dict[str, Any]:
+) -> Machine:
     """Return the load of rank 0's machine by phase, and in the iterations compared."""
     spans = dict(phases)
     if comparison is not None:
@@ -300,8 +295,11 @@ def _summary(
     phases: Mapping[str, tuple[int, int]],
     arms: Sequence[ArmReport],
     comparison: Comparison | None,
-) -> dict[str, Any]:
-    def of_phase(name: str, span: tuple[int, int]) -> dict[str, float]:
+    memory: MemoryFigures | None,
+    machine: Machine,
+    notes: Sequence[str],
+) -> Summary:
+    def of_phase(name: str, span: tuple[int, int]) -> PhaseFigures:
         values = iteration_ms[name]
         warm = values[max(span[0], WARM_UP) : span[1]]
         return {"iteration_ms": median(warm or values[span[0] : span[1]])}
@@ -381,7 +379,11 @@ def _summary(
             for arm in arms
         },
         "workers": run.names,
-        **differences.to_json(),
+        "losses_identical": differences.losses_identical,
+        "parameters_identical": differences.parameters_identical,
+        "losses_difference": null_if_infinite(differences.losses_difference),
+        "parameters_difference": differences.parameters_difference,
+        "equal_to_rounding": differences.equal_to_rounding,
         "interrupted": run.interrupted or None,
         # Ratios of the medians above, and no other statistic.
         "speedup_slow": ratio("slow" if options.emulate else "measured", "stock", "adaptra"),
@@ -410,4 +412,7 @@ def _summary(
         "shares": shares,
         "detected_after_iterations": min(detected) - onset + 1 if detected else None,
         "versions": dict(run.versions),
+        "memory": memory,
+        "machine": machine,
+        "notes": notes,
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.shares.decisions import ShareDecision
@@ -19,6 +19,7 @@ from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.sim.clock import step_spans
 from megatron_adaptra.view.report import SharedIteration
 from megatron_adaptra.view.shares import shares_gantt
+from megatron_adaptra.view.summary import Shares
 
 _FORWARD = 1 / 3  # of a microbatch, in the picture: a backward takes twice as long
 
@@ -43,13 +44,13 @@ def found_shares(shares: Finds | None) -> list[ShareDecision]:
 
 def share_entries(
     decisions: Sequence[ShareDecision], iteration_ms: Sequence[float], ends: Iterable[int]
-) -> list[dict[str, Any]]:
+) -> list[Shares]:
     """Return the summary's entry for each of `decisions`, in order.
 
     `iteration_ms`: of each iteration that ran. `ends`: of the phases, each the iteration after its
     last: other replicas are slow in the next phase, which a prediction does not cover.
     """
-    found, ends = [], [*ends, len(iteration_ms)]
+    found, ends = list[Shares](), [*ends, len(iteration_ms)]
     for one, until in pairwise([*decisions, None]):
         assert one is not None
         end = min([end for end in ends if end > one.iteration], default=len(iteration_ms))
@@ -73,7 +74,7 @@ def share_entries(
 
 
 def drawn_shares(
-    decisions: Sequence[ShareDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
+    decisions: Sequence[ShareDecision], shares: Sequence[Shares], phase: tuple[int, int]
 ) -> SharedIteration | None:
     """Return the picture of the change of counts that most iterations of the `phase` ran under.
 

@@ -1,14 +1,14 @@
-"""The data of a finished demo run: the one input of the HTML and of the PNG report."""
+"""The data of a finished demo run: the one input of its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SharedIteration:
 
 @dataclass(frozen=True)
 class Report:
-    """A report holds all that its page and PNG show; empty parts are left out.
+    """A report holds all that its page shows; empty parts are left out.
 
     Args:
         title: of the page.
@@ -89,7 +89,7 @@ class Report:
     """
 
     title: str
-    summary: Mapping[str, Any]
+    summary: Summary
     arms: Sequence[ArmReport]
     phases: Mapping[str, tuple[int, int]]
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)

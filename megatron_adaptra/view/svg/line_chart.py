@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.view.axis import number, round_up, ticks
 from megatron_adaptra.view.charts import Mark, Series, known, scale_top
-from megatron_adaptra.view.markup import element, picture, text
-from megatron_adaptra.view.svg.parts import label, polyline, rule
+from megatron_adaptra.view.markup import element, label, picture, polyline, rule, text
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34  # pixels

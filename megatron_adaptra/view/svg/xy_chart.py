@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from megatron_adaptra.view.axis import number, ticks
 from megatron_adaptra.view.charts import XYChart
-from megatron_adaptra.view.markup import element, picture, text
-from megatron_adaptra.view.svg.parts import label, polyline, rule
+from megatron_adaptra.view.markup import element, label, picture, polyline, rule, text
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 26, 46  # pixels
 

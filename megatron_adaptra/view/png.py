@@ -1,4 +1,4 @@
-"""The same pictures as the pages show, drawn by matplotlib: the building blocks of every PNG.
+"""A Gantt as a PNG, drawn by matplotlib, and the parts that other PNGs are made of, too.
 
 matplotlib is an optional dependency and is imported only here, when a figure is asked for.
 """
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.bars import Bar, Gantt
-from megatron_adaptra.view.charts import XYChart
 from megatron_adaptra.view.legend import legend_keys, slow_messages
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE, STOCK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
+INK, SOFT = "#1b2530", "#5b6875"
 NAMED = 24  # rows whose names have room, in a picture of any height
 NAME, ABOVE = 0.16, 0.14  # inches that a name takes, and between a legend and what is under it
 BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
@@ -64,8 +63,8 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
         figure.text(0.025, y, short, va="top", fontsize=10.5, color=SOFT)
 
 
-def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
-    """Draw the Gantt as `gantt_svg` does, under `title`, on an axis of `seconds`."""
+def draw_gantt(axes: Axes, gantt: Gantt, seconds: float) -> None:
+    """Draw the Gantt as `gantt_svg` does, on an axis of `seconds`."""
     begin, end = gantt.begin, gantt.length
     for row in range(gantt.rows):
         mine = [bar for bar in gantt.bars if bar.row == row]
@@ -97,10 +96,9 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
         style["alpha"] = 0.75 if abs(m.target - m.source) == 1 else 0.35
         axes.plot(times, [m.source + side, m.target - side], **style)
     axes.axvline(1e3 * end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-    beside_title = seconds * (0.008 * len(title) + 0.03)
     axes.annotate(
         ms(end),
-        (1e3 * max(end, beside_title), 1),
+        (1e3 * max(end, 0.03 * seconds), 1),
         (0, 4),
         ("data", "axes fraction"),
         "offset points",
@@ -127,7 +125,6 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
     axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=5)
 
 
 def _name(gantt: Gantt, row: int) -> str:
@@ -180,29 +177,3 @@ def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) 
         borderaxespad=0,
         columnspacing=1.4,
     )
-
-
-def draw_xy(axes: Axes, chart: XYChart) -> None:
-    """Draw the chart as `xy_chart_svg` does."""
-    for curve in chart.curves:
-        axes.plot(
-            [x for x, _ in curve.points],
-            [y for _, y in curve.points],
-            color=curve.colour,
-            linewidth=1.8 if curve.joined else 0,
-            linestyle=(0, (4, 3)) if curve.dashed else "-",
-            marker="o" if curve.marked else "",
-            markersize=4.5 if curve.joined else 7,
-            label=curve.name,
-        )
-    axes.set_xlim(*chart.x_range())
-    axes.set_ylim(0, chart.top() or 1.0)
-    axes.set_xticks([x for x, _ in chart.x_ticks()], [name for _, name in chart.x_ticks()])
-    marks = ticks(chart.top(), 6)
-    axes.set_yticks(marks, [number(mark) for mark in marks])
-    axes.grid(axis="y", color="#e8ecf0", linewidth=0.8)
-    axes.set_ylabel(chart.y_label, fontsize=8.5)
-    axes.set_xlabel(chart.x_label, fontsize=8.5)
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_axisbelow(True)
-    axes.set_title(chart.title, loc="left", fontsize=10.5, fontweight="bold", pad=10)
