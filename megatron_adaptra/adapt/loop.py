@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from megatron_adaptra.adapt.log import D, Decision, DecisionLog
@@ -91,12 +91,11 @@ R = TypeVar("R", bound=Measured)
 class Proposed(NamedTuple, Generic[D]):
     """A remedy asks all ranks to run `bundle`.
 
-    `decide`: makes the line of the log from the bundle's first iteration; None for what only
-    prepares a later decision.
+    `decision`: for the log; None for what only prepares a later one.
     """
 
     bundle: Bundle
-    decide: Callable[[int], D] | None = None
+    decision: D | None = None
 
 
 class Remedy(ABC, Generic[R, D]):
@@ -245,12 +244,13 @@ class Loop(Generic[M]):
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
         """Put to the vote what is `proposed` after the reports of `iteration`."""
         proposal = self._vote.propose(iteration, proposed.bundle)
-        if proposed.decide is None:
+        if (decision := proposed.decision) is None:
             return
         if proposal is None:
             self.remedy.refused()
             return
-        decision = proposed.decide(proposal.swap)
+        decision.number, decision.detected = self.log.made, iteration
+        decision.iteration = proposal.swap
         self._pending = proposal, decision
         self.log.add(decision)
 

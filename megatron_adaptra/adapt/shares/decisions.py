@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.log import Decision
@@ -38,13 +38,13 @@ class ShareDecision(Decision):
     before: list[int]
     after: list[int]
     slow: list[int]
-    microbatch_ms: list[float]
-    outside_ms: list[float]
+    microbatch_ms: list[float] = field(default_factory=list)
+    outside_ms: list[float] = field(default_factory=list)
     predicted_ms: float
     full_ms: float
     lower_bound_ms: float | None
     gain: float
-    cheaper: list[dict[str, Any]]
+    cheaper: list[dict[str, Any]] = field(default_factory=list)
 
     def sentence(self) -> str:
         words = shares_in_words(SyncPlan(self.microbatches, tuple(self.after)))

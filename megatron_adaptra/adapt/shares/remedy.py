@@ -129,7 +129,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         if attempt.trial is not None:
             failed = self._judged(iteration, attempt.trial, changed)
         if failed is not None:
-            return self._undo(iteration, current, failed)
+            return self._undo(current, failed)
         return self._choose(row, current) if changed or attempt.due(iteration) else None
 
     def _take_rest(self, row: ReplicaRow) -> None:
@@ -174,17 +174,16 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
             found.append(Measured(row.took, median(each)))
         return found
 
-    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[ShareDecision]:
+    def _undo(self, current: SyncPlan, outcome: Outcome) -> Proposed[ShareDecision]:
         """Propose the faster counts of before, and block others for a while: predictions fail."""
         decision, (before, ours) = self.log.last, outcome
         assert decision is not None
         why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
         after = SyncPlan(current.microbatches, tuple(decision.before))
         return self._proposed(
-            iteration, current, after, why,
+            current, after, why,
             predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
-            gain=(ours - before) / ours, planning_ms=0.0,
-            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._attempt.backoff.until,
+            gain=(ours - before) / ours, again=self._attempt.backoff.until,
         )  # fmt: skip
 
     def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[ShareDecision] | None:
@@ -230,7 +229,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         if remedies is None:
             remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
         return self._proposed(
-            iteration, current, plan, why,
+            current, plan, why,
             predicted_ms=1e3 * taken, full_ms=1e3 * share.full, lower_bound_ms=1e3 * share.bound,
             gain=(share.full - taken) / share.full, planning_ms=1e3 * seconds,
             microbatch_ms=[1e3 * one.per_microbatch for one in speeds],
@@ -259,18 +258,14 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         return None
 
     def _proposed(
-        self, iteration: int, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
+        self, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
     ) -> Proposed[ShareDecision]:
-        """Propose a `plan` in place of the `current` one, after the reports of `iteration`."""
-
-        def decide(swap: int) -> ShareDecision:
-            return ShareDecision(
-                number=self.log.made, iteration=swap, detected=iteration, why=why,
-                microbatches=plan.microbatches, before=list(current.counts),
-                after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
-            )  # fmt: skip
-
-        return Proposed(Bundle({SYNC: plan}), decide)
+        """Propose a `plan` in place of the `current` one. `figures`: more of its decision."""
+        decision = ShareDecision(
+            why=why, microbatches=plan.microbatches, before=list(current.counts),
+            after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
+        )  # fmt: skip
+        return Proposed(Bundle({SYNC: plan}), decision)
 
     def switched(self, decision: ShareDecision, before: ShareDecision | None) -> None:
         self._speeds.accept()
