@@ -138,11 +138,10 @@ class Leader(Controller, Vote):
         if self._watcher is not None:
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
-    def failed(self, what: str, error: Exception) -> None:
-        self._say(what, error)
+    failed = Controller._say
 
     def note(self, text: str) -> None:
-        self._say_once(text)
+        self._once.line(text)
 
     # On the control threads.
 
@@ -160,7 +159,7 @@ class Leader(Controller, Vote):
         if decided is not None:
             self._pass_on(decided)
             if digest and not decided.committed:
-                self._say_once(f"member {member} reads another plan than was proposed")
+                self._once.line(f"member {member} reads another plan than was proposed")
 
     def _pass_on(self, proposal: Proposal) -> None:
         """Send a decision, soon and after its proposal."""

@@ -26,7 +26,7 @@ from megatron_adaptra.agree.messages import Report, checked, message_of
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.base.exits import wait_at_exit
-from megatron_adaptra.base.log import GOES_ON, log_line
+from megatron_adaptra.base.log import GOES_ON, LogOnce
 from megatron_adaptra.measure.iteration_record import IterationRecord
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
@@ -62,7 +62,7 @@ class Controller(ABC):
         self.refused = 0
         self._channels, self._store = dict(channels), store
         self._last: IterationRecord | None = None
-        self._logged: set[str] = set()
+        self._once = LogOnce()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._leaving = threading.Event()  # nobody opens a connection again
         self._ending = threading.Event()  # nobody waits for messages any more
@@ -156,12 +156,7 @@ class Controller(ABC):
         if self._ending.is_set():
             return
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
-        self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
-
-    def _say_once(self, what: str, more: str = "") -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            log_line(what + more)
+        self._once.line(what, f"{how}; {GOES_ON} with the plan in force")
 
     # On the threads of the channels.
 
@@ -178,7 +173,7 @@ class Controller(ABC):
                     self._lose(channel, error)
                     if not channel.reopen(self._leaving):
                         return
-                    self._say_once(f"messages of member {channel.peer} arrive again")
+                    self._once.line(f"messages of member {channel.peer} arrive again")
         except Exception as error:
             self._lose(channel, error)
 

@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.schedules.decisions import (
-    PlanDecision,
-    Worker,
-    warmups,
-    what_back,
-    why_leave,
-    why_none,
-    why_swap,
-)
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.adapt.schedules.trials import Change
@@ -29,6 +21,7 @@ from megatron_adaptra.measure.replica_estimate import Changed
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.starvation import Starvation
 from megatron_adaptra.plan import Plan, make_plan
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.sim.clock import simulate
 
 PipelineChange = Change[Plan, Conditions]
@@ -99,11 +92,11 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         self._declined = {}
 
     def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
-        depths = warmups(current, plan)
-        return what_back(current, plan) if to_start else f"back to that plan ({depths})"
+        depths = _warmups(current, plan)
+        return _what_back(current, plan) if to_start else f"back to that plan ({depths})"
 
     def _why_spared(self, current: Plan, start: Plan) -> str:
-        return f"a deeper warmup gains too little now: {what_back(current, start)}"
+        return f"a deeper warmup gains too little now: {_what_back(current, start)}"
 
     def _for_links(self) -> PipelineChange | None:
         """Plan for links whose delays have changed for good; None where no swap is worth it now."""
@@ -190,3 +183,100 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         if self._in_force.stock:  # then nobody has to guess
             extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
         return extra
+
+
+def why_swap(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    current: Plan,
+    plan: Plan,
+    back: bool,
+    native: Conditions | None = None,
+) -> str:
+    """Describe the decision for changed links in one sentence, for people.
+
+    Args:
+        before: links that have changed, with the seconds that a message took there.
+        conditions: what they are now.
+        current: what is in force.
+        plan: what comes.
+        back: whether that is the one without any slow link.
+        native: what they are now for Megatron's own messages, where these are in use.
+    """
+    links = _changes(before, conditions, native)
+    if back:
+        return f"{links}: {_what_back(current, plan)}"
+    rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
+    return f"{links}: {_remedies(current, plan)}{rest} ({_warmups(current, plan)})"
+
+
+def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
+    """Describe why slow links lead to no plan, if bytes take long there; else return no text.
+
+    `before`, `conditions`: see `why_swap`.
+    """
+    if not any(conditions.wire(*link) for link in before):
+        return ""
+    text = (
+        f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
+        "stays"
+    )
+    full = set(before) & set(conditions.full_links)
+    return f"{text}; {out_of_bandwidth(conditions)}" if full else text
+
+
+def why_leave(
+    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
+) -> str:
+    """Describe the decision in one sentence, where Megatron's own messages cost too much.
+
+    Args:
+        link: where most of it is spent.
+        conditions, native, current, plan: see `why_swap`.
+    """
+    return (
+        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms; most on "
+        f"link {link[0]}->{link[1]}, which takes {_takes(link, conditions, native)}: "
+        f"{_remedies(current, plan)} ({_warmups(current, plan)})"
+    )
+
+
+def _remedies(current: Plan, plan: Plan) -> str:
+    found = ["its messages leave the GPU's queue"] if current.schedule.stock else []
+    if not found or current.schedule.warmup != plan.schedule.warmup:
+        found.append("a deeper warmup hides it")
+    return ", and ".join(found)
+
+
+def _changes(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    native: Conditions | None = None,
+) -> str:
+    links = ", ".join(
+        f"{a}->{b} takes {_takes((a, b), conditions, native)}, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+        for (a, b), old in before.items()
+    )
+    return f"link {links}{ports_in_words(conditions, before)}"
+
+
+def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
+    takes = link_in_words(conditions, link)
+    if native is not None:
+        theirs = native.message_seconds(*link)
+        if theirs >= 2 * conditions.message_seconds(*link):
+            takes = f"{1e3 * theirs:.3g} ms for Megatron's messages, for ours {takes}"
+    return takes
+
+
+def _what_back(current: Plan, start: Plan) -> str:
+    """Describe going back to the first plan, with the warmup depths of both, for people."""
+    what = "Megatron's own messages" if start.schedule.stock else "1F1B"
+    return f"back to {what} ({_warmups(current, start)})"
+
+
+def _warmups(current: Plan, plan: Plan) -> str:
+    """Describe both plans' warmup depths, for people."""
+    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
+    return f"warmup {old} -> {new}"

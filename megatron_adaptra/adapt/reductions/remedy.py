@@ -12,17 +12,18 @@ from typing import Any
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
 from megatron_adaptra.adapt.offer import Offer
-from megatron_adaptra.adapt.planners import ChoiceProcess
+from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
-from megatron_adaptra.base.errors import AdaptraError, PlanningFailed
+from megatron_adaptra.base.errors import AdaptraError, BadInput, PlanningFailed
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.measure.arrivals import Pair
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import NATIVE, Choice
+from megatron_adaptra.plan.reductions.choice_server import choose
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import Chosen
 
@@ -32,6 +33,32 @@ FEWEST = 3  # of native, before anything is chosen
 LOOK = 8  # iterations between two looks at what shards take: delays count there
 QUIET = 2 * WINDOW  # iterations without another line, where reductions never change
 _SHOWN = 3  # changes that a decision has in words
+
+
+class ChoiceProcess(PlanningProcess):
+    """A choice process chooses all-reduces; see PlanningProcess."""
+
+    def __init__(self) -> None:
+        super().__init__("megatron_adaptra.plan.reductions.choice_server")
+
+    def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+        """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
+
+        The process starts with the first choice that needs a search. Raises PlanningFailed, too.
+        """
+        if not (in_force.sharded or figures.rounded().stands_out):
+            return choose(figures, in_force, min_gain)  # native, at once
+
+        def read(answer: dict[str, Any]) -> Chosen:
+            found = Chosen.from_json({key: answer[key] for key in answer if key != "number"})
+            if (found.choice.ranks, found.choice.sharded) != (in_force.ranks, in_force.sharded):
+                raise BadInput("choice", str(found.choice), f"in place of {in_force}")
+            return found
+
+        request = {
+            "figures": figures.to_json(), "in_force": in_force.to_json(), "min_gain": min_gain,
+        }  # fmt: skip
+        return self.ask(request, read)
 
 
 class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):

@@ -7,22 +7,14 @@ microbatches that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Proposed
 from megatron_adaptra.adapt.offer import Offer
-from megatron_adaptra.adapt.planners import RouteProcess
-from megatron_adaptra.adapt.routes.words import (
-    BACK,
-    why_change,
-    why_spared,
-    why_stays,
-    why_tried,
-    why_tried_enough,
-)
+from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
@@ -30,6 +22,7 @@ from megatron_adaptra.adapt.schedules.trials import Change
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -37,7 +30,8 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.slow_workers import TRY_AGAIN
+from megatron_adaptra.measure.slow_workers import TRY_AGAIN, worker_in_words
+from megatron_adaptra.plan.link_words import MOST_NAMED, link_in_words
 from megatron_adaptra.plan.routes.one_back import one_back
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
@@ -47,12 +41,27 @@ Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see rout
 
 ALIKE, NO_ROUTES = "alike", "none"
 MODES = (ALIKE, NO_ROUTES, "swap", "auto")
+BACK = "back to 1F1B, every microbatch at home"
 OPS = 200_000  # that a search for routes schedules at most: some 0.6 s
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
 RETRY = 8 * FIRST_BLOCK  # iterations after which one that showed nothing is probed again
 LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
+
+
+class RouteProcess(PlanningProcess):
+    """A route process searches for routes between replicas; see PlanningProcess."""
+
+    def __init__(self) -> None:
+        super().__init__("megatron_adaptra.plan.routes.route_server")
+
+    def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
+        """Search as `plan.routes.route_server.search` does. Raises PlanningFailed."""
+        request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
+        return self.ask(
+            request, lambda answer: [Schedule.parse(text) for text in answer["schedules"]]
+        )
 
 
 class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
@@ -216,6 +225,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
         workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
         eased = any(new < old for old, new in (*now.values(), *factors.values()))
+        what = _changes(paths, workers, c)
         self._accept()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
@@ -228,7 +238,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         if not worth or plan.schedule.same_as(self._in_force):
             self._forget()
             if not eased and (paths or workers):
-                self.stays = why_stays(paths, workers, c)
+                self.stays = f"{what}: no plan is enough faster, so that the one in force stays"
                 self._declined = self._iteration, paths, workers
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
@@ -238,7 +248,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             self.to_probe, self._asked = unproven, self._iteration
             return None
         self._forget()
-        why = why_change(paths, workers, c, current, plan, back)
+        why = f"{what}: {BACK if back else _what_runs(current, plan)}"
         seconds = time.perf_counter() - began
         return Change(why, plan, current, c, seconds, paths, workers, retry=True)
 
@@ -290,7 +300,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         return BACK if to_start else "back to that plan"
 
     def _why_spared(self, current: ReplicaPlan, start: ReplicaPlan) -> str:
-        return why_spared(current, start)
+        return (
+            f"{_what_runs(start, current)}: that gains too little now, an iteration takes "
+            f"{1e3 * current.predicted:.4g} ms, and {1e3 * start.predicted:.4g} without it: {BACK}"
+        )
 
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
@@ -308,7 +321,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             return None
         names = ", ".join(worker_name(worker, self.estimator.stages) for worker in idle)
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
-        why = why_tried(names, TRY_AGAIN)
+        why = (
+            f"worker {names} has run nothing for {TRY_AGAIN} iterations: it gets one microbatch, "
+            "which shows what it takes now"
+        )
         return Change(why, plan, current, c, trial=False, tries=tuple(idle))
 
     def _end_of_try(self) -> ReplicaChange | None:
@@ -319,8 +335,33 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             return None
         c = self.estimator.conditions()
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
-        return Change(why_tried_enough(workers, c), plan, current, c, trial=False)
+        why = f"{', '.join(_slow(workers, c))}: the plan before comes back"
+        return Change(why, plan, current, c, trial=False)
 
 
 def _differ(old: float, new: float) -> bool:
     return abs(new - old) > RELATIVE / 2 * max(old, new)
+
+
+def _slow(workers: Iterable[int], c: ReplicaConditions) -> list[str]:
+    return [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
+
+
+def _changes(paths: Mapping[Path, float], workers: Iterable[int], c: ReplicaConditions) -> str:
+    """Describe what has changed under conditions `c`, for people; `paths`: with seconds before."""
+    found = _slow(workers, c) + [
+        f"path {c.name(a)}>{c.name(b)} takes {link_in_words(c, (a, b))}, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+        for (a, b), old in paths.items()
+    ]
+    if len(found) > MOST_NAMED:
+        found = [*found[:MOST_NAMED], f"and {len(found) - MOST_NAMED} more"]
+    return ", ".join(found) or "measured again"
+
+
+def _what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:
+    """Describe the routes of `plan`; without any, the warmups in it and in the `current` one."""
+    if plan.schedule.routes.moved:
+        return plan.schedule.why
+    old, new = (brief(one.schedule.warmup) for one in (current, plan))
+    return f"every microbatch at home (warmup {old} -> {new})"

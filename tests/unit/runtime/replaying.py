@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from run_records import Recorded, RecordedIteration
+
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
-from megatron_adaptra.adapt.record import Recorded, RecordedIteration
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.ir.schedule import Schedule
 

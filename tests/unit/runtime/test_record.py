@@ -10,22 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_records import read_log, read_record
 from runtime.leading import drive
 from runtime.replaying import replayed
 from telemetry.records import report
 from telemetry.test_report import REPORTS, SECONDS
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
-from megatron_adaptra.adapt.record import (
-    AROUND,
-    DIGITS,
-    VERSION,
-    RunRecord,
-    read_record,
-    shortened,
-)
+from megatron_adaptra.adapt.record import AROUND, DIGITS, VERSION, RunRecord, shortened
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.base.errors import BadFile

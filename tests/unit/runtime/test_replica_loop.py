@@ -11,13 +11,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from run_records import read_record
 from runtime.replaying import replayed
 from runtime.replica_job import MS, Job
 from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.record import RunRecord, read_record
+from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
