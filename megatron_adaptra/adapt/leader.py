@@ -17,8 +17,7 @@ from megatron_adaptra.agree.agreement import (
 )
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
-from megatron_adaptra.agree.controller import Controller
-from megatron_adaptra.agree.messages import REPORTS, Report
+from megatron_adaptra.agree.controller import REPORTS, Controller, Report
 from megatron_adaptra.base.errors import AdaptraError
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted

@@ -15,7 +15,7 @@ from typing import Any
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
+from megatron_adaptra.adapt.shares.remedy import ShareDecision
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,

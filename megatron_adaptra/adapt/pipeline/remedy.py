@@ -100,24 +100,31 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
 
     def _for_links(self) -> PipelineChange | None:
         """Plan for links whose delays have changed for good; None where no swap is worth it now."""
-        began = time.perf_counter()
-        conditions = self.estimator.conditions()
-        before, self._paths = self._paths, {}
-        eased = any(conditions.message_seconds(*link) < before[link] for link in before)
+        c, before, self._paths = self.estimator.conditions(), self._paths, {}
+        eased = any(c.message_seconds(*link) < before[link] for link in before)
         self._accept()
-        current = self._evaluate(self._in_force, conditions)
-        plan = self._choose(conditions)
+        change = self._swap(before, c, eased)
+        if change is None:
+            self.stays = why_none(before, c)
+            self._decline(before, c)
+        elif self._trials.backoff(change.plan.schedule).blocks(self._iteration):
+            self._paths, change = before, None
+        return change
+
+    def _swap(
+        self, before: dict[Path, float], c: Conditions, eased: bool = False
+    ) -> PipelineChange | None:
+        """Return the change to the plan for conditions `c`; None where it is not worth it.
+
+        `before`: the links that it is for, with the seconds they took; `eased`: one takes less now.
+        """
+        began = time.perf_counter()
+        current, plan = self._evaluate(self._in_force, c), self._choose(c)
         if not self.rule.worth(plan, current, eased):
-            self.stays = why_none(before, conditions)
-            self._decline(before, conditions)
             return None
-        if self._trials.blocks(plan.schedule, self._iteration):
-            self._paths = before
-            return None
-        why = self._why_swap(before, conditions, current, plan)
-        return Change(
-            why, plan, current, conditions, time.perf_counter() - began, before, retry=True
-        )
+        native = self.estimator.conditions(native=True) if self._in_force.stock else None
+        why = why_swap(before, c, current, plan, plan.schedule is self._start, native)
+        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
 
     def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
         """Keep the links that are slower than `before`, as no plan gains enough from them.
@@ -133,17 +140,11 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
 
     def _look_again(self) -> PipelineChange | None:
         """Propose a plan for the links that were declined, if it gains enough by what is known."""
-        began = time.perf_counter()
         if self._iteration > self._declined_at + AGAIN:
             self._declined = {}
         if not self._declined or self._trials.blocks_any(self._iteration):
             return None
-        c, before = self.estimator.conditions(), self._declined
-        current, plan = self._evaluate(self._in_force, c), self._choose(c)
-        if not self.rule.worth(plan, current, eased=False):
-            return None
-        why = self._why_swap(before, c, current, plan)
-        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+        return self._swap(self._declined, self.estimator.conditions())
 
     def _reconsider(self) -> PipelineChange | None:
         if (change := self._look_again()) is not None:
@@ -165,12 +166,6 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         worst = max(native.links, key=lambda link: native.message_seconds(*link))
         why = why_leave(worst, conditions, native, current, plan)
         return Change(why, plan, current, conditions, links={worst: 0.0})
-
-    def _why_swap(
-        self, before: Mapping[Path, float], conditions: Conditions, current: Plan, plan: Plan
-    ) -> str:
-        native = self.estimator.conditions(native=True) if self._in_force.stock else None
-        return why_swap(before, conditions, current, plan, plan.schedule is self._start, native)
 
     def _choose(self, conditions: Conditions) -> Plan:
         """Return the policy's plan if it is clearly faster, else the first: memory is precious."""

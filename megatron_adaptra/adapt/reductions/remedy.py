@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
-from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Offer, Proposed, Remedy
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
@@ -38,8 +37,7 @@ _SHOWN = 3  # changes that a decision has in words
 class ChoiceProcess(PlanningProcess):
     """A choice process chooses all-reduces; see PlanningProcess."""
 
-    def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.reductions.choice_server")
+    MODULE = "megatron_adaptra.plan.reductions.choice_server"
 
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
         """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
@@ -71,8 +69,6 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         stays: where gradients are, in words, if a reduction never changes: then the log gets, for
             each rank that comes late, what another reduction would save. All ports then count as
             alike, at the rate of a ring by torch's backend. None to change reductions.
-
-    `offer`: what it would do about what has changed last; None until something has.
     """
 
     def __init__(
@@ -84,7 +80,6 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
     ) -> None:
         super().__init__(len(ranks), log)
         self.ranks, self._min_gain, self._stays = list(ranks), min_gain, stays
-        self.offer: Offer | None = None
         self._planner = ChoiceProcess()
         self._attempt = Attempt()
         self._estimate = AllReduceEstimate(len(ranks))

@@ -7,13 +7,12 @@ microbatches that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Proposed
-from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.loop import Offer, Proposed
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
@@ -37,8 +36,6 @@ from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
 
 ReplicaChange = Change[ReplicaPlan, ReplicaConditions]
-Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see route_server.search
-
 ALIKE, NO_ROUTES = "alike", "none"
 MODES = (ALIKE, NO_ROUTES, "swap", "auto")
 BACK = "back to 1F1B, every microbatch at home"
@@ -53,8 +50,7 @@ TRIED = 8  # iterations for which an idle worker gets a microbatch
 class RouteProcess(PlanningProcess):
     """A route process searches for routes between replicas; see PlanningProcess."""
 
-    def __init__(self) -> None:
-        super().__init__("megatron_adaptra.plan.routes.route_server")
+    MODULE = "megatron_adaptra.plan.routes.route_server"
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
         """Search as `plan.routes.route_server.search` does. Raises PlanningFailed."""
@@ -75,10 +71,9 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         mode: "alike": all replicas have the same warmups; "none": only warmups change; "swap": also
             whom a worker exchanges messages with; "auto": microbatches may run on other replicas,
             too.
-        search: by which routes are found; in a process of its own if None.
 
     `to_probe`: cross paths that a plan would use, of which nothing is known: the plan waits for
-    their probes. `offer`: what it would do about what has changed last; None until something has.
+    their probes.
 
     Raises:
         BadInput: there is no such mode, or the start is of other replicas.
@@ -94,7 +89,6 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
         mode: str = "auto",
-        search: Search | None = None,
     ) -> None:
         if mode not in MODES:
             raise BadInput("reroute", mode, f"it has to be one of {', '.join(MODES)}")
@@ -105,9 +99,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         super().__init__(start, estimator, estimator.estimators, rule, log, workers)
         self.mode = mode
         self.to_probe: list[Path] = []
-        self.offer: Offer | None = None
-        self._process = RouteProcess()
-        self._search = search or self._process
+        self._search = RouteProcess()
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._seen: set[int] = set()  # workers that had changed an iteration ago
@@ -120,7 +112,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
 
     def close(self) -> None:
         super().close()
-        self._process.close()
+        self._search.close()
 
     def _settings(self) -> dict[str, Any]:
         estimators, replicas = self.estimator.settings(), self._start.replicas
@@ -241,8 +233,8 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
                 self.stays = f"{what}: no plan is enough faster, so that the one in force stays"
                 self._declined = self._iteration, paths, workers
             return None
-        if self._trials.blocks(plan.schedule, self._iteration):
-            self._not_before = self._trials.until(plan.schedule)
+        if (backoff := self._trials.backoff(plan.schedule)).blocks(self._iteration):
+            self._not_before = backoff.until
             return None
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration

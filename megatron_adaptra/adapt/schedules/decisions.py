@@ -54,11 +54,6 @@ class LinkChange:
     wire_ms: float = 0.0
     bandwidth: float | None = None
 
-    @property
-    def message_ms(self) -> float:
-        """The milliseconds that a message takes now."""
-        return self.delay_ms + self.wire_ms
-
 
 @dataclass(kw_only=True)
 class PlanDecision(Decision):
@@ -114,7 +109,7 @@ class PlanDecision(Decision):
 def _ends(links: Sequence[LinkChange]) -> str:
     """Describe where the slowest links are. Both directions of a link count once."""
     pairs: dict[frozenset[int], LinkChange] = {}
-    for link in sorted(links, key=lambda link: -max(link.message_ms, link.delay_before_ms)):
+    for link in sorted(links, key=lambda x: -max(x.delay_ms + x.wire_ms, x.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
     found = [
         f"; between rank {a.rank} on {a.host}{_through(a)} and rank {b.rank} on {b.host}"

@@ -316,7 +316,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         back = self._way_back(current, plan, plan.schedule.same_as(self._start))
         before, after = (f"{1e3 * seconds:.4g} ms" for seconds in outcome)
         why = f"iterations take {after}, on the plan before {before}: {back}"
-        again = self._trials.until(change.plan.schedule)
+        again = self._trials.backoff(change.plan.schedule).until
         return Change(why, plan, current, c, trial=False, undoes=change, again=again)
 
     def _back_for_good(self) -> Change[P, K] | None:

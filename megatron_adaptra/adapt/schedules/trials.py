@@ -113,16 +113,12 @@ class Trials(Generic[P, K]):
         self.since = iteration
         self._trial = self.slower = None
         if change.trial:
-            backoff = self._backoff(change.plan.schedule)
+            backoff = self.backoff(change.plan.schedule)
             self._trial = change, Trial(iteration, backoff, partial(self._is_slower, change))
 
-    def blocks(self, schedule: Schedule, iteration: int) -> bool:
-        """Return whether the kind of plan of a `schedule` is blocked in this `iteration`."""
-        return self._backoff(schedule).blocks(iteration)
-
-    def until(self, schedule: Schedule) -> int:
-        """Return the iteration from which on plans of the kind of `schedule` may be tried."""
-        return self._backoff(schedule).until
+    def backoff(self, schedule: Schedule) -> Backoff:
+        """Return what blocks the kind of plan of a `schedule`."""
+        return self._to_start if schedule.same_as(self.start) else self._from_start
 
     def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
         """Return whether a change from `schedule` to another kind is blocked in `iteration`."""
@@ -144,9 +140,6 @@ class Trials(Generic[P, K]):
             return False
         only = in_force.same_as(self.start) and self._from_start.blocks(iteration)
         return only or iteration % every != 0
-
-    def _backoff(self, schedule: Schedule) -> Backoff:
-        return self._to_start if schedule.same_as(self.start) else self._from_start
 
 
 def _forward_seconds(reports: Collection[StageReport]) -> float:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.counts_vote import SYNC
-from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Proposed, Remedy, Vote
-from megatron_adaptra.adapt.offer import Offered, Offers
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.adapt.shares.ladder import PATIENCE, cheaper_remedies, known_remedies
-from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial
+from megatron_adaptra.adapt.log import Decision, DecisionLog
+from megatron_adaptra.adapt.loop import Offers, Proposed, Remedy, Vote
+from megatron_adaptra.adapt.shares.ladder import PATIENCE, Offered, cheaper_remedies, known_remedies
+from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial, in_words
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.replica_row import ReplicaRow
@@ -25,6 +24,57 @@ from megatron_adaptra.plan.shares.counts import SharePlan, share_by_speed, share
 WARM = 2  # iterations at first that show nothing: caches, connections, compilation
 WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
+
+
+@dataclass(kw_only=True)
+class ShareDecision(Decision):
+    """A share decision changes how many microbatches each replica runs.
+
+    An iteration is measured from its beginning to that of the next one.
+
+    Args:
+        microbatches: of a replica in stock.
+        before, after: by replica, how many it ran and runs now.
+        slow: replicas that are slow.
+        microbatch_ms, outside_ms: by replica, what a microbatch takes, and what does not depend on
+            their number. Empty where the decision takes back what was slower.
+        predicted_ms: an iteration with these counts.
+        full_ms: an iteration in which each replica runs as many as in stock; where the decision
+            takes back what was slower, an iteration as it is.
+        lower_bound_ms: no counts take less; None where the decision takes back what was slower.
+        gain: share of `full_ms` that it is expected to save.
+        cheaper: other remedies, the cheapest first, as Remedy.to_json has them.
+    """
+
+    KIND: ClassVar[str] = "sync"
+    ABOUT: ClassVar[str] = "decisions on shares of microbatches"
+
+    microbatches: int
+    before: list[int]
+    after: list[int]
+    slow: list[int]
+    microbatch_ms: list[float] = field(default_factory=list)
+    outside_ms: list[float] = field(default_factory=list)
+    predicted_ms: float
+    full_ms: float
+    lower_bound_ms: float | None
+    gain: float
+    cheaper: list[dict[str, Any]] = field(default_factory=list)
+
+    def sentence(self) -> str:
+        words = shares_in_words(SyncPlan(self.microbatches, tuple(self.after)))
+        text = f"from iteration {self.iteration + 1} on, {words}: {self.why}"
+        if self.again is not None:
+            return text + in_words(self.again)
+        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
+        if self.after == [self.microbatches] * len(self.after):
+            return text
+        text += f", with {self.microbatches} each {self.full_ms:.4g}"
+        known = [one for one in self.cheaper if one["leaves_ms"] is not None]
+        if known:
+            best = min(known, key=lambda one: float(one["leaves_ms"]))
+            text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
+        return text
 
 
 class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):

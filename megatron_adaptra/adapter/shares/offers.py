@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from megatron_adaptra.adapt.offer import Offer, Offers
+from megatron_adaptra.adapt.loop import Offer, Offers
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.pipeline.session import Session

@@ -28,8 +28,7 @@ from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.loop import Loop, Offer
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision

@@ -96,9 +96,9 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.estimator = ReplicaEstimator(each)
         rule = ReplanPolicy(sends="eager")
         log = DecisionLog(PlanDecision, None)
-        super().__init__(
-            start, RouteRemedy(start, self.estimator, rule, log, (), mode, search=_search)
-        )
+        remedy = RouteRemedy(start, self.estimator, rule, log, (), mode)
+        remedy._search = _search  # type: ignore[assignment]
+        super().__init__(start, remedy)
         self.took: list[float] = []
         self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()

@@ -107,7 +107,9 @@ def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
     assert len({len(mine) for mine in training.prepared.values()}) == 1
 
 
-def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
+def test_a_replay_of_the_record_comes_to_the_same_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = Training(tmp_path / "decisions.jsonl", mode := "auto")
     training.train(12)
     training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
@@ -123,7 +125,8 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
     rule = ReplanPolicy(**run.about["rule"])
     log, mode = DecisionLog(PlanDecision, None), run.about["mode"]
-    remedy = RouteRemedy(start, estimator, rule, log, (), mode, route_server.search)
+    remedy = RouteRemedy(start, estimator, rule, log, (), mode)
+    monkeypatch.setattr(remedy, "_search", route_server.search)
     plans = replayed(run, remedy, lambda row: of_stages(dict(enumerate(row.reports)), start.stages))
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
