@@ -17,8 +17,7 @@ from megatron_adaptra.agree.agreement import (
 )
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
-from megatron_adaptra.agree.controller import Controller
-from megatron_adaptra.agree.messages import REPORTS, Report
+from megatron_adaptra.agree.controller import REPORTS, Controller, Report
 from megatron_adaptra.base.errors import AdaptraError
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
@@ -138,11 +137,10 @@ class Leader(Controller, Vote):
         if self._watcher is not None:
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
-    def failed(self, what: str, error: Exception) -> None:
-        self._say(what, error)
+    failed = Controller._say
 
     def note(self, text: str) -> None:
-        self._say_once(text)
+        self._once.line(text)
 
     # On the control threads.
 
@@ -160,7 +158,7 @@ class Leader(Controller, Vote):
         if decided is not None:
             self._pass_on(decided)
             if digest and not decided.committed:
-                self._say_once(f"member {member} reads another plan than was proposed")
+                self._once.line(f"member {member} reads another plan than was proposed")
 
     def _pass_on(self, proposal: Proposal) -> None:
         """Send a decision, soon and after its proposal."""

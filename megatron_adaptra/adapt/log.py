@@ -34,9 +34,8 @@ class Decision(ABC):
     """A decision changes, by a vote, what ranks run. Times are milliseconds, as in every report.
 
     Args:
-        number: of decisions made before it in this log.
-        iteration: the first one with it.
-        detected: the one whose reports have led to it.
+        number, iteration, detected: how many decisions were made before it in this log, the first
+            iteration with it, and the one whose reports have led to it; set once it is proposed.
         why: the reason, in one sentence.
         planning_ms: what planning took.
         again: where it takes back what was slower, the iteration from which on that is tried again;
@@ -50,11 +49,11 @@ class Decision(ABC):
     ABOUT: ClassVar[str]  # the lines' subject, where they cannot be written
     OUTCOME_ITERATIONS: ClassVar[int] = 5  # whose median is the outcome
 
-    number: int
-    iteration: int
-    detected: int
+    number: int = -1
+    iteration: int = -1
+    detected: int = -1
     why: str
-    planning_ms: float
+    planning_ms: float = 0.0
     again: int | None = None
     committed: bool = False
     measured_ms: float | None = None

@@ -15,7 +15,7 @@ from typing import Any
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
+from megatron_adaptra.adapt.shares.remedy import ShareDecision
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,
@@ -33,7 +33,7 @@ from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, share_entries
-from megatron_adaptra.ir.infinity import null_if_infinite
+from megatron_adaptra.ir.conditions import null_if_infinite
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -224,7 +224,7 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    budgets = controller.loop.remedy.replanner.estimator.budgets
+    budgets = controller.loop.remedy.estimator.budgets
     # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
     # under every plan.
     counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]

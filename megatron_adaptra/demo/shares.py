@@ -9,8 +9,7 @@ from statistics import median
 from typing import Protocol
 
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.adapt.shares.remedy import ShareDecision, ShareRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from patience import decided, in_time
+from run_records import read_log
 from running import summary, summary_and_text
 from timelines import check_report
-
-from megatron_adaptra.adapt.log_reader import read_log
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 

@@ -11,11 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 from patience import decided, in_time
+from run_records import read_log, read_record
 from running import summary
 from timelines import drawn
 
-from megatron_adaptra.adapt.log_reader import read_log
-from megatron_adaptra.adapt.record import read_record
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 

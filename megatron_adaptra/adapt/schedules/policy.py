@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from megatron_adaptra.adapt.trial import Outcome, clearly_longer
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
@@ -85,3 +86,21 @@ class ReplanPolicy:
         """
         most = expected + self.min_gain * outcome.before
         return clearly_longer(outcome) and outcome.after > most
+
+
+def over_budget(schedule: Schedule, budgets: tuple[float, ...], split: bool) -> str:
+    """Describe why a `schedule` takes more memory than there is; "" where it does not.
+
+    `budgets`: microbatches in flight, by worker. `split`: backwards may run in halves.
+    """
+    held = () if schedule.stock else schedule.peak_in_flight()
+    over = [worker for worker, most in enumerate(held) if most > budgets[worker]]
+    if over:
+        first = over[0]
+        return (
+            f"{schedule.routes.name(first)} holds {held[first]:g} microbatches, its memory is for "
+            f"{budgets[first]:.4g}"
+        )
+    if not split and any(op.kind is Kind.W for line in schedule.order for op in line):
+        return "there is no memory for backwards in halves"
+    return ""

@@ -1,16 +1,57 @@
-"""Trials of plans: the results of changes, and the kinds of plan that are blocked for now."""
+"""Changes of plan and their trials: the results, and the kinds of plan blocked for now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic
+from typing import Generic, TypeVar
 
-from megatron_adaptra.adapt.schedules.change import Change, K, P
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import AnyPlan, ReplanPolicy
 from megatron_adaptra.adapt.trial import Backoff, History, Measured, Outcome, Trial
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.report import StageReport
+
+AnyConditions = Conditions | ReplicaConditions
+
+P = TypeVar("P", bound=AnyPlan)
+K = TypeVar("K", bound=AnyConditions)
+
+
+@dataclass(frozen=True)
+class Change(Generic[P, K]):
+    """A plan to swap to. Ends of links are workers: stages, where there is one pipeline.
+
+    Args:
+        why: a sentence.
+        plan: what comes.
+        current: what is in force.
+        conditions: what it is planned for.
+        seconds: that planning took.
+        links: that it is for, with the seconds that a message took there before.
+        workers: that it is for, with how many times as long as their peers they took before.
+        retry: these have to be planned for again if it does not come into force.
+        trial: if iterations turn out slower, the plan before comes back.
+        undoes: the change that has made them slower.
+        again: the iteration from which on that is tried again; None where it undoes none.
+        tries: workers that get a microbatch to show what they take.
+    """
+
+    why: str
+    plan: P
+    current: P
+    conditions: K
+    seconds: float = 0.0
+    links: Mapping[Path, float] = field(default_factory=dict)
+    workers: Mapping[int, float] = field(default_factory=dict)
+    retry: bool = False
+    trial: bool = True
+    undoes: Change[P, K] | None = None
+    again: int | None = None
+    tries: tuple[int, ...] = ()
 
 
 class Trials(Generic[P, K]):
@@ -72,16 +113,12 @@ class Trials(Generic[P, K]):
         self.since = iteration
         self._trial = self.slower = None
         if change.trial:
-            backoff = self._backoff(change.plan.schedule)
+            backoff = self.backoff(change.plan.schedule)
             self._trial = change, Trial(iteration, backoff, partial(self._is_slower, change))
 
-    def blocks(self, schedule: Schedule, iteration: int) -> bool:
-        """Return whether the kind of plan of a `schedule` is blocked in this `iteration`."""
-        return self._backoff(schedule).blocks(iteration)
-
-    def until(self, schedule: Schedule) -> int:
-        """Return the iteration from which on plans of the kind of `schedule` may be tried."""
-        return self._backoff(schedule).until
+    def backoff(self, schedule: Schedule) -> Backoff:
+        """Return what blocks the kind of plan of a `schedule`."""
+        return self._to_start if schedule.same_as(self.start) else self._from_start
 
     def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
         """Return whether a change from `schedule` to another kind is blocked in `iteration`."""
@@ -103,9 +140,6 @@ class Trials(Generic[P, K]):
             return False
         only = in_force.same_as(self.start) and self._from_start.blocks(iteration)
         return only or iteration % every != 0
-
-    def _backoff(self, schedule: Schedule) -> Backoff:
-        return self._to_start if schedule.same_as(self.start) else self._from_start
 
 
 def _forward_seconds(reports: Collection[StageReport]) -> float:

@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import random
 
-from megatron_adaptra.adapt.routes.replanner import ALIKE, NO_ROUTES
+from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from megatron_adaptra.adapt.offer import Offer, Offers
-from megatron_adaptra.adapt.routes.remedy import RouteRemedy
-from megatron_adaptra.adapt.routes.replanner import ALIKE, NO_ROUTES
+from megatron_adaptra.adapt.loop import Offer, Offers
+from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AUTO
@@ -46,6 +45,6 @@ def _of_routes(session: Session) -> Offer | None:
     remedy = None if run is None else planner_of(run.controller)
     if not isinstance(remedy, RouteRemedy):
         return None
-    if remedy.replanner.mode in (ALIKE, NO_ROUTES):
+    if remedy.mode in (ALIKE, NO_ROUTES):
         return Offer(0, 1.0, standing=True)
-    return remedy.replanner.offer
+    return remedy.offer

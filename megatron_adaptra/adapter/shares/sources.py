@@ -9,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.loop import Offers
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from run_records import read_log
 from runtime.voted_group import BUFFER, RATE, VotedGroup
 from view.view_sample import sample_report
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,

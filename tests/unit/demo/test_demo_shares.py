@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from view.view_sample import sample_report
 
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
+from megatron_adaptra.adapt.shares.remedy import ShareDecision
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
 from megatron_adaptra.ir.op import Kind

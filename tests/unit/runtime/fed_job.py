@@ -1,21 +1,21 @@
-"""A training without threads or a clock, of which a replanner sees what its workers report."""
+"""A training without threads or a clock, of which a remedy sees what its workers report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
-from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
-from megatron_adaptra.adapt.routes.replanner import RouteReplanner
-from megatron_adaptra.adapt.schedules.change import Change, K, P
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.schedules.trials import Change, K, P
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.iteration_record import IterationRecord
 from megatron_adaptra.measure.report import StageReport
 
 
 class FedJob(Generic[P, K]):
-    """Runs the plans of a `replanner`: each comes into force two iterations after its proposal.
+    """Runs the plans of a `remedy`: each comes into force two iterations after its proposal.
 
     What takes how long is its `truth`, a dataclass of the subclass; `_measured` is what its workers
     measure of an iteration.
@@ -26,8 +26,8 @@ class FedJob(Generic[P, K]):
 
     truth: Any
 
-    def __init__(self, start: Schedule, replanner: PipelineReplanner | RouteReplanner) -> None:
-        self.start, self.replanner = start, replanner
+    def __init__(self, start: Schedule, remedy: PipelineRemedy | RouteRemedy) -> None:
+        self.start, self.remedy = start, remedy
         self.ran: list[Schedule] = []
         self.changes: dict[int, Change[P, K]] = {}
         self.refused = 0
@@ -39,7 +39,7 @@ class FedJob(Generic[P, K]):
         raise NotImplementedError
 
     def _reports(self, iteration: int, reports: Sequence[StageReport]) -> Any:
-        """As the replanner wants them."""
+        """As the remedy wants them."""
         return reports
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
@@ -62,17 +62,18 @@ class FedJob(Generic[P, K]):
         self._due = None
         if self.refused:
             self.refused -= 1
-            self.replanner.failed(change)
+            self.remedy._remember_again(change)
         else:
             self._in_force = change.plan.schedule
-            self.replanner.swapped(change, iteration)
+            self.remedy.swapped(change, iteration)
 
     def feed(self, iteration: int, reports: Any) -> None:
-        """An iteration is over: the replanner gets its reports, and may propose a plan."""
+        """An iteration is over: the remedy gets its reports, and may propose a plan."""
         ran = self.ran[-1] if self.ran else None
         self.ran.append(self._in_force)
-        changed = self.replanner.observe(iteration, reports, ran)
-        change = self.replanner.propose(iteration, changed, self._in_force, self._due is None)
+        rows = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
+        changed = self.remedy.measure(iteration, rows, ran)
+        change = self.remedy.plan(iteration, changed, self._in_force, self._due is None)
         if change is not None:
             self._due = iteration + 2, change
             self.changes[iteration] = change

@@ -28,8 +28,7 @@ from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.offer import Offer
+from megatron_adaptra.adapt.loop import Loop, Offer
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
@@ -194,8 +193,7 @@ class Alone(VotedRanks):
 
     def until_dealt_with(self, iteration: int) -> None:
         self.loop.drain(PATIENCE)
-        offers = getattr(self.loop.remedy, "replanner", self.loop.remedy)
-        self.out.changed("offers", getattr(offers, "offer", None))
+        self.out.changed("offers", getattr(self.loop.remedy, "offer", None))
 
     def close(self) -> None:
         self.leader.close()
@@ -254,7 +252,7 @@ class Pipeline(Planned):
 
     def __init__(self, out: Output, folder: Path, before: Pipeline | None = None) -> None:
         self.world = hand_fed.Job(hand_fed.Truth(1 * MS) if before is None else before.world.truth)
-        self._estimator = self.world.replanner.estimator
+        self._estimator = self.world.remedy.estimator
         if before is not None:
             self._estimator.resume(before.loop.remedy.state())
         super().__init__(out, folder, hand_fed.STAGES, before)

@@ -1,4 +1,4 @@
-"""A training on GPUs without threads or a clock, of which the replanner sees what stages report.
+"""A training on GPUs without threads or a clock, of which the remedy sees what stages report.
 
 Each iteration is simulated under the true conditions.
 """
@@ -12,7 +12,9 @@ from typing import Any
 from runtime.fed_job import FedJob
 from telemetry.records import stock_records
 
-from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
@@ -120,7 +122,9 @@ class Job(FedJob[Plan, Conditions]):
         start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
         estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, on_device=True)
         self.rule = ReplanPolicy(sends="eager")
-        super().__init__(start, PipelineReplanner(start, estimator, self.rule))
+        super().__init__(
+            start, PipelineRemedy(start, estimator, self.rule, DecisionLog(PlanDecision, None), ())
+        )
         self.predicted: dict[int, float] = {}
 
     def _measured(self, iteration: int) -> list[IterationRecord]:
@@ -128,8 +132,8 @@ class Job(FedJob[Plan, Conditions]):
 
     def feed(self, iteration: int, reports: Any) -> None:
         super().feed(iteration, reports)
-        if self.replanner.predicted is not None:
-            self.predicted[iteration] = self.replanner.predicted
+        if self.remedy.predicted is not None:
+            self.predicted[iteration] = self.remedy.predicted
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now."""

@@ -1,20 +1,21 @@
-"""The record of a run, given to a replanner that was made as the run's was."""
+"""The record of a run, given to a remedy that was made as the run's was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
-from megatron_adaptra.adapt.record import Recorded, RecordedIteration
-from megatron_adaptra.adapt.routes.replanner import RouteReplanner
+from run_records import Recorded, RecordedIteration
+
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.ir.schedule import Schedule
 
 
 def replayed(
     run: Recorded,
-    replanner: PipelineReplanner | RouteReplanner,
-    reports_of: Callable[[RecordedIteration], Any] = lambda row: row.reports,
+    remedy: PipelineRemedy | RouteRemedy,
+    reports_of: Callable[[RecordedIteration], Any] = lambda row: dict(enumerate(row.reports)),
 ) -> list[tuple[int, str]]:
     """The iterations whose reports lead to a plan, and the plans as text."""
     now = Schedule.from_json(run.about["now"])
@@ -24,11 +25,11 @@ def replayed(
         ran, now = now, swaps.get(iteration, now)
         if iteration == run.about["iteration"]:
             continue
-        changed = replanner.observe(iteration, reports_of(row), ran)
+        changed = remedy.measure(iteration, reports_of(row), ran)
         if iteration in swaps:
-            replanner.swapped(found[-1][1], iteration)
+            remedy.swapped(found[-1][1], iteration)
         due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
-        change = replanner.propose(iteration, changed, now, possible=not due)
+        change = remedy.plan(iteration, changed, now, possible=not due)
         if change is not None:
             found.append((iteration, change))
     return [(iteration, change.plan.schedule.text()) for iteration, change in found]

@@ -1,4 +1,4 @@
-"""A training of several replicas without threads or a clock: what the replanner sees of it.
+"""A training of several replicas without threads or a clock: what the remedy sees of it.
 
 Each iteration is simulated under the true conditions, with a little noise.
 """
@@ -12,7 +12,9 @@ from typing import Any
 
 from runtime.fed_job import FedJob
 
-from megatron_adaptra.adapt.routes.replanner import RouteReplanner
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -26,6 +28,7 @@ from megatron_adaptra.measure.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.measure.link_probe import NBYTES
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.plan import server
 from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.sim.clock import simulate
@@ -55,6 +58,11 @@ class Truth:
     paths: Mapping[Path, float] = field(default_factory=dict)
     hidden: float = 1.0
     core_share: Mapping[int, float] = field(default_factory=dict)
+
+
+def _search(conditions: ReplicaConditions, sends: str, ops: int) -> Sequence[Schedule]:
+    """Search with a tenth of the `ops`, in this process."""
+    return server.search(conditions, sends, ops // 10)
 
 
 class Job(FedJob[ReplicaPlan, ReplicaConditions]):
@@ -87,7 +95,10 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.budgets = each[0].budgets
         self.estimator = ReplicaEstimator(each)
         rule = ReplanPolicy(sends="eager")
-        super().__init__(start, RouteReplanner(start, self.estimator, rule, mode, ops=20_000))
+        log = DecisionLog(PlanDecision, None)
+        remedy = RouteRemedy(start, self.estimator, rule, log, (), mode)
+        remedy._search = _search  # type: ignore[assignment]
+        super().__init__(start, remedy)
         self.took: list[float] = []
         self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()
@@ -132,7 +143,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         return simulate(self._program[1], conditions, "eager")
 
     def _measured(self, iteration: int) -> list[IterationRecord]:
-        self.probed |= set(self.replanner.to_probe)
+        self.probed |= set(self.remedy.to_probe)
         return self._records(iteration)
 
     def _reports(self, iteration: int, reports: Sequence[StageReport]) -> Reports:
@@ -140,8 +151,8 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
 
     def feed(self, iteration: int, reports: Any) -> None:
         super().feed(iteration, reports)
-        if self.replanner.stays:
-            self.stays[iteration] = self.replanner.stays
+        if self.remedy.stays:
+            self.stays[iteration] = self.remedy.stays
 
     def run(self, schedule: Schedule, pairs: Iterable[Path]) -> None:
         """From now on `schedule` runs, and links between these `pairs` of workers are open."""

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 from patience import PATIENCE
+from run_records import read_log
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
 from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import threads
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.config import Budget

@@ -11,17 +11,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 from patience import PATIENCE
+from run_records import read_log
 from runtime.leading import drive
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.log_reader import read_log
+from megatron_adaptra.adapt.pipeline.remedy import why_leave, why_none, why_swap
 from megatron_adaptra.adapt.schedules.decisions import (
     LinkChange,
     LinkEnd,
     PlanDecision,
-    why_leave,
-    why_none,
-    why_swap,
 )
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op

@@ -9,7 +9,7 @@ import pytest
 from runtime import hand_fed, replica_job
 from seeding import new_seed
 
-from megatron_adaptra.adapt.schedules.replanner import AGAIN, LEARN
+from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN
 
 MS = 1e-3
 Job = hand_fed.Job | replica_job.Job
@@ -30,15 +30,15 @@ def declined(job: Job, slow: Any, healed: bool = False) -> list[int]:
 
     `healed`: nothing is slow any more.
     """
-    searches, choose = list[int](), job.replanner._choose
+    searches, choose = list[int](), job.remedy._choose
 
     def counted(conditions: Any) -> Any:
         searches.append(len(job.ran))
         return choose(conditions)
 
-    job.replanner._choose = counted  # type: ignore[method-assign]
+    job.remedy._choose = counted  # type: ignore[method-assign]
     job.train(20)
-    enough, job.replanner.rule = job.replanner.rule, replace(job.replanner.rule, min_gain=0.9)
+    enough, job.remedy.rule = job.remedy.rule, replace(job.remedy.rule, min_gain=0.9)
     before = len(searches)
     for _ in range(20):
         if len(searches) == before:
@@ -47,7 +47,7 @@ def declined(job: Job, slow: Any, healed: bool = False) -> list[int]:
     assert job.changes == {}, job.reasons
     if healed:
         job.train(12, slow={})
-    job.replanner.rule = enough
+    job.remedy.rule = enough
     return searches
 
 
@@ -64,7 +64,7 @@ def test_what_was_declined_is_looked_at_again(made: tuple[Job, Any]) -> None:
 def test_what_really_gains_too_little_is_looked_at_for_a_while(made: tuple[Job, Any]) -> None:
     job, slow = made
     searches = declined(job, slow)
-    job.replanner.rule = replace(job.replanner.rule, min_gain=0.9)
+    job.remedy.rule = replace(job.remedy.rule, min_gain=0.9)
     before = len(searches)
     job.train(3 * AGAIN)
     assert job.changes == {}

@@ -11,7 +11,7 @@ from patience import PATIENCE
 
 RANK = """
 import contextlib, multiprocessing, os, signal, stat, subprocess, threading, time
-from megatron_adaptra.agree.signals import ExitOnSignal
+from megatron_adaptra.execute.watchdog import ExitOnSignal
 
 context = multiprocessing.get_context("fork")
 seen = []

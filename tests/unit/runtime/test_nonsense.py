@@ -20,7 +20,7 @@ from transport.loopback import LoopbackNetwork
 from megatron_adaptra.agree.agreement import Proposal, pack, unpack
 from megatron_adaptra.agree.bundle import digest_of, scheduled
 from megatron_adaptra.agree.channel import _FRAME, _HEAD, LONGEST, Channel
-from megatron_adaptra.agree.messages import checked
+from megatron_adaptra.agree.controller import checked
 from megatron_adaptra.base.errors import BadBundle, BadMessage, PeerLost, ScheduleError
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.measure.report import Collective, Memory, Step, StockOp

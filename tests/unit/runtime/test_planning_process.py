@@ -24,10 +24,9 @@ from seeding import new_seed
 from transport.ranks import until
 
 from megatron_adaptra.adapt import planning_process
-from megatron_adaptra.adapt.planners import ChoiceProcess
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions import remedy as loop
-from megatron_adaptra.adapt.reductions.remedy import LOOK
+from megatron_adaptra.adapt.reductions.remedy import LOOK, ChoiceProcess
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.processes import descendants

@@ -10,21 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_records import read_log, read_record
 from runtime.leading import drive
 from runtime.replaying import replayed
 from telemetry.records import report
 from telemetry.test_report import REPORTS, SECONDS
 
-from megatron_adaptra.adapt.log_reader import read_log
-from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
-from megatron_adaptra.adapt.record import (
-    AROUND,
-    DIGITS,
-    VERSION,
-    RunRecord,
-    read_record,
-    shortened,
-)
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
+from megatron_adaptra.adapt.record import AROUND, DIGITS, VERSION, RunRecord, shortened
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.base.errors import BadFile
 from megatron_adaptra.base.log import LogFile
@@ -69,8 +64,9 @@ def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:
     (run,) = read_record(path)
     rule = ReplanPolicy(**run.about["rule"])
     start = Schedule.from_json(run.about["start"])
-    replanner = PipelineReplanner(start, Estimator.from_settings(run.about["estimator"]), rule)
-    assert replayed(run, replanner) == [(d["detected"], d["plan"]) for d in run.decisions]
+    estimator = Estimator.from_settings(run.about["estimator"])
+    remedy = PipelineRemedy(start, estimator, rule, DecisionLog(PlanDecision, None), ())
+    assert replayed(run, remedy) == [(d["detected"], d["plan"]) for d in run.decisions]
 
 
 def test_an_iteration_of_replicas_takes_what_the_slowest_takes(tmp_path: Path) -> None:

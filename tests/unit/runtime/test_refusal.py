@@ -2,9 +2,9 @@
 
 import json
 
+from run_records import read_log
 from runtime.leading import drive, warmups
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.agree.bundle import digest_of, scheduled
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.ir.schedule import Schedule

@@ -23,7 +23,7 @@ def refused(job: Pipeline | Replicas, truth: dict[str, object]) -> None:
     ((iteration, change),) = job.changes.items()
     again = Changed(list(change.links), list(change.workers))
     for _ in range(2):  # a worker counts when it is confirmed twice
-        job.replanner.propose(iteration, again, job.start, possible=False)
+        job.remedy.plan(iteration, again, job.start, possible=False)
     job.refused = 1
     job.train(20)
     assert job.refused == 0

@@ -11,22 +11,24 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from run_records import read_record
 from runtime.replaying import replayed
 from runtime.replica_job import MS, Job
 from runtime.voted_ranks import VotedRanks
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.record import RunRecord, read_record
-from megatron_adaptra.adapt.routes.remedy import RouteRemedy, of_stages
-from megatron_adaptra.adapt.routes.replanner import RouteReplanner
+from megatron_adaptra.adapt.record import RunRecord
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.remedy import of_stages
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
+from megatron_adaptra.plan import server
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 Prepare = Callable[[int, Proposal], None]
@@ -57,7 +59,7 @@ class Training(VotedRanks):
         super().__init__(
             6, lambda: starting_ballot(self.job.start, links=Links()), new_loop, prepare=prepares
         )
-        self.job.replanner = self.loop.remedy.replanner
+        self.job.remedy = self.loop.remedy
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
@@ -105,7 +107,9 @@ def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
     assert len({len(mine) for mine in training.prepared.values()}) == 1
 
 
-def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
+def test_a_replay_of_the_record_comes_to_the_same_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = Training(tmp_path / "decisions.jsonl", mode := "auto")
     training.train(12)
     training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
@@ -120,10 +124,10 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
     start = Schedule.from_json(run.about["start"])
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
     rule = ReplanPolicy(**run.about["rule"])
-    replanner = RouteReplanner(start, estimator, rule, run.about["mode"])
-    plans = replayed(
-        run, replanner, lambda row: of_stages(dict(enumerate(row.reports)), start.stages)
-    )
+    log, mode = DecisionLog(PlanDecision, None), run.about["mode"]
+    remedy = RouteRemedy(start, estimator, rule, log, (), mode)
+    monkeypatch.setattr(remedy, "_search", server.search)
+    plans = replayed(run, remedy, lambda row: of_stages(dict(enumerate(row.reports)), start.stages))
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
 

@@ -12,14 +12,16 @@ import pytest
 from runtime.replica_job import MS, Job
 from seeding import new_seed
 
-from megatron_adaptra.adapt.routes.replanner import (
+from megatron_adaptra.adapt.log import DecisionLog
+from megatron_adaptra.adapt.routes.remedy import (
     ALIKE,
     LONGEST_WITHOUT_TRY,
     PATIENCE,
     RETRY,
     TRIED,
-    RouteReplanner,
+    RouteRemedy,
 )
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapt.trial import AFTER, FIRST_BLOCK, LONGER
 from megatron_adaptra.base.errors import BadInput
@@ -66,12 +68,12 @@ def test_what_it_would_do_is_offered_to_who_decides_on_dearer_remedies(
     """As a share of an iteration as it is: 1 where no plan is enough faster."""
     job = seeded(mode=mode)
     job.train(20)
-    replanner = job.replanner
-    assert isinstance(replanner, RouteReplanner)
-    before, offers = replanner.offer, set()
+    remedy = job.remedy
+    assert isinstance(remedy, RouteRemedy)
+    before, offers = remedy.offer, set()
     for _ in range(SOON):
         job.train(1, slow=HALF_SPEED)
-        offers.add(replanner.offer)
+        offers.add(remedy.offer)
     found = [one for one in offers - {before} if one is not None]
     assert found
     least = min(one.leaves for one in found)
@@ -125,9 +127,9 @@ def test_what_changes_all_the_time_keeps_no_plan_in_force(monkeypatch: pytest.Mo
     job = seeded(mode="swap", plus=0.0)
     job.train(20)
     assert job.train(SOON + 1, paths=PATH)[-1].routes.moved
-    monkeypatch.setattr(job.replanner, "_plan", lambda: None)
+    monkeypatch.setattr(job.remedy, "_plan", lambda: None)
     ran = job.train(SOON, paths={})
-    assert job.replanner._paths, "the healed path waits to be planned for"
+    assert job.remedy._paths, "the healed path waits to be planned for"
     assert ran[-1].same_as(job.start), job.reasons
 
 
@@ -152,7 +154,7 @@ def test_a_path_whose_probes_do_not_come_is_not_used_and_tried_again_later() -> 
     job.deaf = {(4, 2)}
     job.train(20)
     assert all(one.same_as(job.start) for one in job.train(SOON + PATIENCE, paths=PATH))
-    assert job.replanner.to_probe == []
+    assert job.remedy.to_probe == []
     job.deaf = set()
     job.probed = set()
     ran = job.train(RETRY + PATIENCE)
@@ -303,11 +305,11 @@ def test_reports_of_nothing_at_all() -> None:
 
 
 def test_what_cannot_be_asked_for() -> None:
-    job = Job()
+    job, log = Job(), DecisionLog(PlanDecision, None)
     with pytest.raises(
         BadInput, match="reroute 'shift': it has to be one of alike, none, swap, auto"
     ):
-        RouteReplanner(job.start, job.estimator, ReplanPolicy(), "shift")
+        RouteRemedy(job.start, job.estimator, ReplanPolicy(), log, (), "shift")
     start = first_schedule(3, 8, math.inf).replicated(3)
     with pytest.raises(BadInput, match="2 replicas of 3 stages, as are measured"):
-        RouteReplanner(start, job.estimator, ReplanPolicy())
+        RouteRemedy(start, job.estimator, ReplanPolicy(), log, ())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_adaptra.adapt.planners import RouteProcess
+from megatron_adaptra.adapt.routes.remedy import RouteProcess
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.processes import descendants

@@ -8,7 +8,7 @@ from runtime.pipeline import on_threads
 from seeding import new_seed
 from transport.ranks import until
 
-from megatron_adaptra.agree.store_gather import StoreGather
+from megatron_adaptra.adapter.pipeline.job_gather import StoreGather
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from run_records import read_log
 from runtime.voted_job import STEP, VotedJob
 
-from megatron_adaptra.adapt.log_reader import read_log
-from megatron_adaptra.adapt.offer import RECENT, Offer, Offered
-from megatron_adaptra.adapt.shares.ladder import PATIENCE, known_remedies
+from megatron_adaptra.adapt.loop import Offer
+from megatron_adaptra.adapt.shares.ladder import PATIENCE, RECENT, Offered, known_remedies
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import COLLECTIVE, ORDER, REMEDIES, ROUTES
 from megatron_adaptra.plan.shares.counts import SharePlan, Speed, share_by_speed

@@ -13,11 +13,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from run_records import read_log
 from runtime.voted_job import MICROBATCH, STEP, VotedJob
 from seeding import new_seed
 
 from megatron_adaptra.adapt.counts_vote import SYNC
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.adapt.shares.ladder import cheaper_remedies
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, LONGEST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle

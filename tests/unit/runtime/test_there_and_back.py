@@ -42,7 +42,7 @@ def test_a_healed_pipeline_goes_back_whatever_our_messages_take(
         ran = job.train(20, slow={})
         assert all(one.stock for one in ran[10:]), job.reasons
         assert job.seconds(ran[-1]) == healthy
-        assert job.replanner.stock().makespan == pytest.approx(healthy, rel=0.02)
+        assert job.remedy.stock().makespan == pytest.approx(healthy, rel=0.02)
         back = [c.plan.predicted for i, c in job.changes.items() if i >= healed]
         later = [seconds for i, seconds in job.predicted.items() if i >= healed + 10]
         assert later

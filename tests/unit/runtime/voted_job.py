@@ -7,8 +7,7 @@ from pathlib import Path
 
 from patience import PATIENCE
 
-from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.loop import Loop, Offers
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
