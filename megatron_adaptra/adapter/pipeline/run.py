@@ -13,7 +13,6 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.program import lower
@@ -41,7 +40,7 @@ class Run:
         new_message: Callable[[], torch.Tensor],
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
-        self._context, self._in_force = context, controller.ballot.in_force
+        self._context = context
         self._linked: Bundle | None = None  # the last one whose links were taken
         self.abandoned = False
         self._unknown: set[int] = set()  # workers whose links' bandwidth is not measured any more
@@ -160,18 +159,9 @@ class Run:
 
     def _next(self, iteration: int) -> Schedule:
         """Return the agreed schedule of `iteration`; where that fails, the schedule in force."""
-        try:
-            bundle = self.controller.begin(iteration)
-            if isinstance(bundle, Bundle):
-                self._take_links(bundle)
-                self._in_force = bundle
-                return bundle[SCHEDULE]
-            self._context.guard.fail(self.controller.begin, f"it says {bundle!r}")
-        except (Disagreement, PeerLost):
-            raise
-        except Exception as error:
-            self._context.guard.fail(self.controller.begin, error)
-        return self._in_force[SCHEDULE]
+        bundle = self.controller.agreed(iteration, self._context.guard)
+        self._take_links(bundle)
+        return bundle[SCHEDULE]
 
     def _take_links(self, bundle: Bundle) -> None:
         """Measure the links with other replicas as soon as all ranks have them."""

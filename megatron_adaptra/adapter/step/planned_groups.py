@@ -9,11 +9,9 @@ import torch.distributed as dist
 
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.execute.planned import observed
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import Exchange
-from megatron_adaptra.execute.planned.observed import ObservedReductions
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 
 # Megatron's settings for DDP that change what is reduced, and when.
@@ -37,7 +35,7 @@ class PlannedGroup:
         group: Any,
         name: str,
         connected: Connected,
-        adaptive: AdaptiveReductions | ObservedReductions | None,
+        adaptive: MeasuredReductions | None,
         plan_of: Callable[[Goal, int], CollectivePlan],
     ) -> None:
         self.group, self.name, self.adaptive = group, name, adaptive
@@ -52,7 +50,7 @@ class PlannedGroup:
     def begins(self, buckets: Any) -> None:
         """Prepare to reduce gradients of `buckets`; the first ones seen begin each iteration.
 
-        Raises what `AdaptiveReductions.ready` does.
+        Raises what `MeasuredReductions.ready` does.
         """
         if self._first is None or buckets is self._first:
             self._first = buckets
@@ -86,7 +84,7 @@ def connect(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-) -> tuple[Connected, AdaptiveReductions | ObservedReductions | None]:
+) -> tuple[Connected, MeasuredReductions | None]:
     """Connect the ranks of a `group`: a collective of it.
 
     Args:
@@ -94,7 +92,7 @@ def connect(
         name: of the connections' use.
         config: the job's settings.
         device: that buffers are on.
-        sharded, overlaps: see AdaptiveReductions.
+        sharded, overlaps: see MeasuredReductions.
 
     Returns:
         The connections; and, under `--adaptra-allreduce auto`, the object that measures and votes,
@@ -104,7 +102,7 @@ def connect(
         NoConnections: they cannot be opened, on all ranks for the same reason.
     """
     auto = config.allreduce == AUTO
-    meshes = (observed.MESHES if device.behind else MESHES) if auto else ()
+    meshes = (MESHES[:-1] if device.behind else MESHES) if auto else ()
     connected = Connected.between(
         group, name, config.timeout, config.transport, config.encrypt, meshes
     )
@@ -112,14 +110,10 @@ def connect(
         return connected, None
     ranks = tuple(dist.get_process_group_ranks(group))
     log = config.log_file(f"{name}{ranks[0]}")
-    if device.behind:
-        return connected, ObservedReductions(
-            connected, group.rank(), ranks, device, dist.get_backend(group), config.min_gain,
-            config.timeout, log, sharded, overlaps,
-        )  # fmt: skip
-    return connected, AdaptiveReductions(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
-    )
+    return connected, MeasuredReductions(
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps,
+        device, dist.get_backend(group),
+    )  # fmt: skip
 
 
 def difference_of(group: Any, buckets: Any, device: str) -> str:
