@@ -136,10 +136,6 @@ class ArrivalMessages:
             seen = {rank: moment - mine.ready for rank, (moment, _) in theirs.items()}
         return {rank: later for rank, later in seen.items() if math.isfinite(later)}
 
-    def close(self) -> None:
-        """End the transport."""
-        self._transport.close()
-
     def _post(self, rank: int, number: int) -> None:
         frame = torch.zeros(_FORM.size, dtype=torch.uint8)
         self._posted[rank].append((frame, self._transport.irecv(frame, rank, number % _TAGS)))
