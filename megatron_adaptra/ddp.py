@@ -73,18 +73,17 @@ class _AdaptiveState(_State):
         self._adaptive = MeasuredReductions(
             connected, group.rank(), ranks, min_gain, timeout, log, overlaps=True
         )
-        self._plan: CollectivePlan | None = None
         self._ends = ends
         ends.callback(self.close)
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
         adaptive = self._adaptive
         if bucket.index() == 0:
-            self._plan = adaptive.ready().plan
+            adaptive.ready()
         adaptive.started(buffer.nbytes)
-        if self._plan is None:
+        if (plan := adaptive.value.plan) is None:
             return self._natively(buffer)
-        future = self._by_plan(buffer, self._plan)
+        future = self._by_plan(buffer, plan)
         future.add_done_callback(lambda done: adaptive.ended())
         return future
 

@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
+from megatron_adaptra.adapter.pipeline.memory import GuardedMeter
 from megatron_adaptra.adapter.pipeline.recompute import buffers_of
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
 from megatron_adaptra.ir.op import Kind

@@ -91,8 +91,10 @@ class MeasuredReductions:
     iteration has shown goes to the other ranks in the next one, and to the leader in the one after
     that, when the messages of all of them have come: a step of the optimizer is between.
 
-    `late`: by global rank, seconds by which it came to the last known reduction after the first
-    ranks; as this rank sees it, so the delay of its message is included.
+    `value`: the all-reduce that runs from one `ready` to the next one. `loop`: chooses it, at the
+    group's first rank; None at others. `late`: by global rank, seconds by which it came to the last
+    known reduction after the first ranks; as this rank sees it, so the delay of its message is
+    included.
 
     Args:
         connected: between the group's ranks, with MESHES.
@@ -125,7 +127,7 @@ class MeasuredReductions:
         self._guard = Guard(f"{what} of {ranks_in_words(ranks)} at rank {ranks[me]}")
         self._lock = threading.Lock()
         self._overlaps = overlaps
-        self._value = GroupReduction(Choice(len(ranks), sharded=sharded))
+        self.value = GroupReduction(Choice(len(ranks), sharded=sharded))
         self._now = _Reduction(-1, over=True)
         # Of the last reduction that is over: when it was ready, and when it ended.
         self._before: tuple[float | None, float | None] = None, None
@@ -134,23 +136,23 @@ class MeasuredReductions:
         # What changes by less than half of what a plan has to save will not lead to one.
         self._measured = MeasuredIterations(min_gain / 2)
         probes = connected.meshes.get("probes")
-        self._probes = PathProbes(probes, me, len(ranks)) if probes else None
+        self._probes = None if probes is None else PathProbes(probes, me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
             ArrivalMessages, connected.meshes["arrivals"], me, len(ranks)
         )
-        ballot = Ballot(Bundle({ALL_REDUCE: self._value}))
+        ballot = Ballot(Bundle({ALL_REDUCE: self.value}))
         store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{'-'.join(map(str, ranks))}/"))
-        leads, control = not me, connected.meshes["control"]
-        channels = {
-            peer: Channel(control, peer) for peer in (range(1, len(ranks)) if leads else (0,))
-        }
+        control = connected.meshes["control"]
+        self.loop: Loop[ReductionRemedy] | None = None
         self._controller: Controller
-        if leads:
-            stays = f"with {backend}" if device.behind else None
-            remedy = ReductionRemedy(ranks, min_gain, DecisionLog(ReductionDecision, log), stays)
-            self._controller = Leader(ballot, channels, store, Loop(remedy))
+        if me:
+            self._controller = Member(ballot, {0: Channel(control, 0)}, store, timeout)
         else:
-            self._controller = Member(ballot, channels, store, timeout)
+            stays = f"with {backend}" if device.behind else None
+            decisions = DecisionLog(ReductionDecision, log)
+            self.loop = Loop(ReductionRemedy(ranks, min_gain, decisions, stays))
+            channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
+            self._controller = Leader(ballot, channels, store, self.loop)
         connected.exchange.check = self.check
 
     # On the training thread.
@@ -163,25 +165,25 @@ class MeasuredReductions:
                 run something else.
             PeerLost: as Exchange.
         """
-        done, ran = self._now, self._value
+        done, ran = self._now, self.value
         self._guard.call(self._device.anchor)
         self._guard.call(self._ends, done)  # unless it had an end of its own
         self.check()
         self._guard.call(self._release)
         self._now = done.next()
         bundle = self._controller.agreed(self._now.iteration, self._guard)
-        self._value = bundle[ALL_REDUCE]
+        self.value = bundle[ALL_REDUCE]
         if not self._device.behind:
             self._guard.call(self._begins, done, ran)
-        return self._value
+        return self.value
 
     def _begins(self, done: _Reduction, ran: GroupReduction) -> None:
         """Begin an iteration after `done`, which ran `ran`; if it is measured, send the moment."""
         assert self._arrivals is not None
-        arrivals, measured, now, mark = self._arrivals, self._measured, self._now, self._value.mark
+        arrivals, measured, now, mark = self._arrivals, self._measured, self._now, self.value.mark
         if not done.sent:  # else `check` has looked
             arrivals.look()
-        if self._value != ran or self._controller.ballot.voting or not self._native:
+        if self.value != ran or self._controller.ballot.voting or not self._native:
             measured.wake(now.iteration)
         measured.until = max(measured.until, arrivals.until)
         now.sent, now.ready = now.iteration in measured, self._device.mark()
@@ -192,12 +194,7 @@ class MeasuredReductions:
 
     @property
     def _native(self) -> bool:
-        return self._value.choice.native
-
-    @property
-    def value(self) -> GroupReduction:
-        """The all-reduce that runs from one `ready` to the next one."""
-        return self._value
+        return self.value.choice.native
 
     def started(self, nbytes: int) -> None:
         """Record that a buffer of this iteration, of `nbytes`, is being reduced."""
@@ -267,7 +264,7 @@ class MeasuredReductions:
             raise Disagreement(
                 f"rank {self._ranks[rank]} reduces its gradients by something else than rank "
                 f"{self._ranks[self._me]} in iteration {iteration}, which runs "
-                f"{self._value.choice}: it has not switched with the others"
+                f"{self.value.choice}: it has not switched with the others"
             )
 
     def _ends(self, done: _Reduction) -> None:
@@ -282,7 +279,7 @@ class MeasuredReductions:
             seconds, period = _between(ready, end), _between(before, ready)
             if self._device.behind:
                 assert self._arrivals is not None
-                self._arrivals.ready(done.iteration, self._value.mark, ready)
+                self._arrivals.ready(done.iteration, self.value.mark, ready)
             elif self._native and seconds is not None and period is not None:
                 self._measured.ended(done.iteration, seconds, period)
             if not (done.sent or self._device.behind) or first is None or last is None:
@@ -305,11 +302,6 @@ class MeasuredReductions:
             last = self._now.iteration - self._device.behind
             while self._held and self._held[0].iteration <= last:
                 self._guard.later(self._report, self._held.popleft())
-
-    @property
-    def loop(self) -> Loop[ReductionRemedy] | None:
-        """The loop that chooses the all-reduce, at the group's first rank; None at others."""
-        return self._controller.loop if isinstance(self._controller, Leader) else None
 
     # On the guard's thread.
 

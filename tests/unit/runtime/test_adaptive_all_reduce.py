@@ -222,11 +222,11 @@ def stays_behind(me: RankFixture, transport: str) -> str:
     connected, adaptive = open_group(transport)
     old = GroupReduction(Choice(RANKS, "direct", 2, (1, 1, 0)))
     controller = adaptive._controller
-    controller.agreed = lambda *_: Bundle({ALL_REDUCE: adaptive._value})  # type: ignore[method-assign]
+    controller.agreed = lambda *_: Bundle({ALL_REDUCE: adaptive.value})  # type: ignore[method-assign]
     found = ""
     try:
         for value in (DIRECT, old, old if me.rank == 2 else DIRECT):
-            adaptive._value = value
+            adaptive.value = value
             reduce(connected, adaptive, torch.ones(WORDS))
         adaptive.ready()
     except Disagreement as error:
