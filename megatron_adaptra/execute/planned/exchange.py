@@ -61,7 +61,7 @@ class Exchange:
         self.looks_every = min(waits.POLL, timeout / 16)
         self.reports = Reports(control, me, len(names))
         # Called while a message is waited for: raises what ends the wait.
-        self.check: Callable[[], None] = _nothing
+        self.check: Callable[[], None] = lambda: None
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
         self._leaving: list[ExchangeWork] = []  # whose messages may not all have left
@@ -379,7 +379,3 @@ def _failure(work: Work) -> str:
     except PeerLost as error:
         return str(error)
     return ""
-
-
-def _nothing() -> None:
-    pass
