@@ -22,10 +22,9 @@ from typing import Any
 from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, unpack
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import ANY_RUN, Channel
-from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.agree.messages import Report, checked, message_of
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.errors import AdaptraError, BadMessage, Disagreement, PeerLost
+from megatron_adaptra.base.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.base.exits import wait_at_exit
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.measure.iteration_record import IterationRecord
@@ -58,7 +57,6 @@ class Controller(ABC):
         prepare: Callable[[Proposal], None] | None = None,
     ) -> None:
         self.ballot, self.first = ballot, first
-        self._agreed = ballot.in_force
         self._prepare = prepare
         self.status: dict[str, Any] = {}
         self.refused = 0
@@ -83,23 +81,6 @@ class Controller(ABC):
         The leader never waits. A member waits for the leader's decision if the plan that it has
         acknowledged would come into force now; Disagreement if none comes.
         """
-
-    def agreed(self, iteration: int, guard: Guard) -> Bundle:
-        """Return the bundle agreed on for an `iteration`; the one before where that fails.
-
-        Training goes on after such a failure, which `guard` notes. Raises Disagreement, PeerLost.
-        """
-        try:
-            bundle: Any = self.begin(iteration)
-            if isinstance(bundle, Bundle):
-                self._agreed = bundle
-            else:
-                guard.fail(self.begin, f"it returns {bundle!r}")
-        except (Disagreement, PeerLost):
-            raise
-        except Exception as error:
-            guard.fail(self.begin, error)
-        return self._agreed
 
     def report(self, record: IterationRecord) -> None:
         """Report an iteration, on the training thread, when its pipeline part is over.

@@ -17,10 +17,11 @@ from torch.autograd.graph import GradientEdge
 
 from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.pipeline.byte_counts import GuardedMeter
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
 from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
-from megatron_adaptra.adapter.pipeline.memory import GuardedMeter, Key
+from megatron_adaptra.adapter.pipeline.memory import Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.agree.guard import Guard

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.measure.report import Memory
 
@@ -195,24 +194,6 @@ class ActivationMeter:
         if not units:
             del self._units[key]
         self.peak = max(self.peak, round(sum(self._units.values()) / self._chunks, 9))
-
-
-class GuardedMeter:
-    """The methods of an ActivationMeter, called through a `guard`, as those of a GuardedProbe.
-
-    `chunks`, `counted`, `ignored`: of the meter.
-    """
-
-    def __init__(
-        self, guard: Guard, chunks: int, counted: bool, ignored: Iterable[torch.Tensor]
-    ) -> None:
-        meter = guard.call(ActivationMeter, chunks, counted, ignored)
-        self.begins = guard.method(meter, ActivationMeter.begins)
-        self.hold_whole = guard.method(meter, ActivationMeter.hold_whole)
-        self.hold_recomputed = guard.method(meter, ActivationMeter.hold_recomputed)
-        self.hold_half = guard.method(meter, ActivationMeter.hold_half)
-        self.release = guard.method(meter, ActivationMeter.release)
-        self.end = guard.method(meter, ActivationMeter.end)
 
 
 def with_free_memory(memory: Memory | None) -> Memory | None:

@@ -40,7 +40,7 @@ class Run:
         new_message: Callable[[], torch.Tensor],
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
-        self._context = context
+        self._context, self._in_force = context, controller.ballot.in_force
         self._linked: Bundle | None = None  # the last one whose links were taken
         self.abandoned = False
         self._unknown: set[int] = set()  # workers whose links' bandwidth is not measured any more
@@ -159,7 +159,8 @@ class Run:
 
     def _next(self, iteration: int) -> Schedule:
         """Return the agreed schedule of `iteration`; where that fails, the schedule in force."""
-        bundle = self.controller.agreed(iteration, self._context.guard)
+        guard = self._context.guard
+        bundle = self._in_force = guard.agreed(self.controller.begin, iteration, self._in_force)
         self._take_links(bundle)
         return bundle[SCHEDULE]
 

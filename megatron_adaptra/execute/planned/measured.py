@@ -140,7 +140,8 @@ class MeasuredReductions:
         self._arrivals: ArrivalMessages | None = self._guard.call(
             ArrivalMessages, connected.meshes["arrivals"], me, len(ranks)
         )
-        ballot = Ballot(Bundle({ALL_REDUCE: self.value}))
+        self._in_force = Bundle({ALL_REDUCE: self.value})
+        ballot = Ballot(self._in_force)
         store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{'-'.join(map(str, ranks))}/"))
         control = connected.meshes["control"]
         self.loop: Loop[ReductionRemedy] | None = None
@@ -171,8 +172,10 @@ class MeasuredReductions:
         self.check()
         self._guard.call(self._release)
         self._now = done.next()
-        bundle = self._controller.agreed(self._now.iteration, self._guard)
-        self.value = bundle[ALL_REDUCE]
+        self._in_force = self._guard.agreed(
+            self._controller.begin, self._now.iteration, self._in_force
+        )
+        self.value = self._in_force[ALL_REDUCE]
         if not self._device.behind:
             self._guard.call(self._begins, done, ran)
         return self.value
@@ -183,7 +186,7 @@ class MeasuredReductions:
         arrivals, measured, now, mark = self._arrivals, self._measured, self._now, self.value.mark
         if not done.sent:  # else `check` has looked
             arrivals.look()
-        if self.value != ran or self._controller.ballot.voting or not self._native:
+        if self.value != ran or self._controller.ballot.voting or not self.value.choice.native:
             measured.wake(now.iteration)
         measured.until = max(measured.until, arrivals.until)
         now.sent, now.ready = now.iteration in measured, self._device.mark()
@@ -191,10 +194,6 @@ class MeasuredReductions:
             arrivals.ready(now.iteration, mark, now.ready.at(), measured.until)
         else:
             arrivals.left_out(now.iteration, mark)
-
-    @property
-    def _native(self) -> bool:
-        return self.value.choice.native
 
     def started(self, nbytes: int) -> None:
         """Record that a buffer of this iteration, of `nbytes`, is being reduced."""
@@ -280,7 +279,7 @@ class MeasuredReductions:
             if self._device.behind:
                 assert self._arrivals is not None
                 self._arrivals.ready(done.iteration, self.value.mark, ready)
-            elif self._native and seconds is not None and period is not None:
+            elif self.value.choice.native and seconds is not None and period is not None:
                 self._measured.ended(done.iteration, seconds, period)
             if not (done.sent or self._device.behind) or first is None or last is None:
                 return

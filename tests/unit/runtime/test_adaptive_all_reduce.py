@@ -221,8 +221,8 @@ def stays_behind(me: RankFixture, transport: str) -> str:
     """
     connected, adaptive = open_group(transport)
     old = GroupReduction(Choice(RANKS, "direct", 2, (1, 1, 0)))
-    controller = adaptive._controller
-    controller.agreed = lambda *_: Bundle({ALL_REDUCE: adaptive.value})  # type: ignore[method-assign]
+    begin = lambda iteration: Bundle({ALL_REDUCE: adaptive.value})  # noqa: E731
+    adaptive._controller.begin = begin  # type: ignore[method-assign]
     found = ""
     try:
         for value in (DIRECT, old, old if me.rank == 2 else DIRECT):
