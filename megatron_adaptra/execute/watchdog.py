@@ -69,21 +69,18 @@ class Watchdog:
         The ranks between this one and the culprit get half the time of that wait to report theirs.
         """
         reason = str(error).partition(": ")[2] or str(error)
-        return PeerLost(self._describe(f": {reason}", peer))
+        return PeerLost(self.describe(f": {reason}", peer))
 
     def say_late(self, seconds: float) -> None:
         """Log what this rank waits for, and that it does so for some `seconds` more at most."""
         words = f"{GOES_ON} if it comes within {seconds:g} s"
         log_line(f"{self.name(self.worker)} {self._doing()}; {words}")
 
-    def describe(self, reason: str = "") -> str:
-        """Describe what this rank was doing and the `reason` of its end; log it for all ranks."""
-        return self._describe(reason)
+    def describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
+        """Describe what this rank was doing and the `reason` of its end; log it for all ranks.
 
-    def _describe(self, reason: str = "", peer: int | None = None, place: str = "") -> str:
-        """Describe as `describe` does; `peer`: the worker to ask why it does not answer, or None.
-
-        `place`: where the main thread is, which counts unless it waits for a message.
+        `peer`: the worker to ask why it does not answer, or None. `place`: where the main thread
+        is, which counts unless it waits for a message.
         """
         if self.waits_for is None:
             reason = place + reason
@@ -119,7 +116,7 @@ class Watchdog:
 
         def message() -> str:
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            return self._describe(place=_place(traceback.walk_stack(frame)))
+            return self.describe(place=_place(traceback.walk_stack(frame)))
 
         return ExitOnSignal(signum, message).undo
 
@@ -130,7 +127,7 @@ class Watchdog:
         text = str(error).lower()  # gloo's word for a peer that died during a collective
         if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
             place = _place(reversed([*traceback.walk_tb(error.__traceback__)]))
-            return self._describe(f": {error}", place=place)
+            return self.describe(f": {error}", place=place)
         return ""
 
 

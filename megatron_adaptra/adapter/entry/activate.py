@@ -134,7 +134,7 @@ def activate(
 
         activation.reduce_by(GradientReduction(session.config, session.context.say))
     if resolved.uses("shards"):
-        from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+        from megatron_adaptra.adapter.step.gradients import ShardedReduction
 
         activation.reduce_by(ShardedReduction(session.config, session.context.say))
     return activation

@@ -11,9 +11,9 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,6 @@ from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.step.planned_groups import (
     PlannedGroup,
-    connect,
     data_parallel_number,
     difference_of,
     late_in,
@@ -48,51 +47,33 @@ from megatron_adaptra.plan.reductions.sized import (
 
 
 class Handle:
-    """A handle lets Megatron wait for a collective that overlaps with other work.
+    """A handle lets Megatron wait for collectives that overlap with other work.
 
-    `checks`: called after the `works`; each raises an error that must end the training.
+    Args:
+        works: of plans, or handles of Megatron's own.
+        then: called once they are over; one that raises ends the training. A reduction of
+            Megatron's counts as ended only here: where backwards have hidden all of it, it ends
+            with them.
+        hidden: gets the seconds from the making of this handle to the wait for it.
     """
 
-    def __init__(self, works: list[ExchangeWork], checks: Iterable[Callable[[], None]]) -> None:
-        self._works, self._checks = works, list(checks)
+    def __init__(
+        self,
+        works: Sequence[Any],
+        then: Iterable[Callable[[], None]] = (),
+        hidden: Callable[[float], None] | None = None,
+    ) -> None:
+        self._works, self._then, self._hidden = works, list(then), hidden
+        self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Wait for all works. Raises PeerLost, which names the rank, and what a check raises."""
+        """Wait for all works. Raises PeerLost, which names the rank, and what `then` raises."""
+        if self._hidden is not None:
+            self._hidden(time.monotonic() - self._began)
         for work in self._works:
             work.wait()
-        for check in self._checks:
-            check()
-
-
-class NativeHandle:
-    """A NativeHandle waits for the `handle` of Megatron's own reduction, and then calls `then`.
-
-    A reduction counts as ended only when it is waited for: where backwards have hidden all of it,
-    it ends with them.
-    """
-
-    def __init__(self, handle: Any, then: Callable[[], None]) -> None:
-        self._handle, self._then = handle, then
-
-    def wait(self) -> None:
-        """Wait for Megatron's handle. Raises what that raises."""
-        self._handle.wait()
-        self._then()
-
-
-class GatherHandle:
-    """A GatherHandle wraps the `handle` of an all-gather that overlaps with a forward.
-
-    `hidden`: gets the seconds from the gather's begin to the wait for it.
-    """
-
-    def __init__(self, handle: Any, hidden: Callable[[float], None]) -> None:
-        self._handle, self._hidden, self._began = handle, hidden, time.monotonic()
-
-    def wait(self) -> None:
-        """Wait for `handle`. Raises what that raises."""
-        self._hidden(time.monotonic() - self._began)
-        self._handle.wait()
+        for call in self._then:
+            call()
 
 
 @dataclass
@@ -140,26 +121,25 @@ class PlannedCollectives(ABC):
         """Put ours in place of Megatron's functions; to close the returned stack takes it back."""
 
     @property
+    def _planned_groups(self) -> list[PlannedGroup]:
+        return [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
+
+    @property
     def loops(self) -> list[Loop[ReductionRemedy]]:
         """The loops that choose plans for the groups that this rank is the first of."""
-        groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
-        loops = [one.adaptive.loop for one in groups if one.adaptive is not None]
-        return [loop for loop in loops if loop is not None]
+        return [one.loop for one in self._planned_groups if one.loop is not None]
 
     def scalars(self) -> dict[str, float]:
         """Collect the values for charts of all groups of this rank; see PlannedGroup."""
-        found: dict[str, float] = {}
-        for one in self._groups.values():
-            if isinstance(one, PlannedGroup):
-                found |= one.scalars()
-        return found
+        return {
+            name: value for one in self._planned_groups for name, value in one.scalars().items()
+        }
 
     def close(self) -> None:
         """Put Megatron's functions back, and end the connections once all under way has come."""
         with contextlib.ExitStack() as stack:
-            for group in self._groups.values():
-                if isinstance(group, PlannedGroup):
-                    stack.callback(group.close)
+            for group in self._planned_groups:
+                stack.callback(group.close)
             self._groups = {}
             self._found.clear()
             self._patched.close()
@@ -171,10 +151,13 @@ class PlannedCollectives(ABC):
 
     def _run(
         self, native: Callable[[], None], buckets: Any, groups: Mapping[Goal, PlannedGroup | None]
-    ) -> Handle | None:
+    ) -> None:
         """Call Megatron's function, with its collectives over `groups` by plan where there is one.
 
-        The handle has to be waited for; None where nothing was begun by plan.
+        Megatron gets a handle of those that are to overlap; others are waited for.
+
+        Raises:
+            PeerLost, Disagreement: as `Handle.wait`.
         """
         call = _Call(buckets, {goal: one for goal, one in groups.items() if one is not None})
         before, self._call = self._call, call
@@ -188,11 +171,16 @@ class PlannedCollectives(ABC):
         for goal in list(call.native):
             self._end_native(call, goal)
         if not call.works:
-            return None
+            return
         measured = [
             call.groups[goal].adaptive for goal in call.goals if goal is not Goal.ALL_GATHER
         ]
-        return Handle(call.works, [one.check for one in measured if one is not None])
+        handle = Handle(call.works, [one.check for one in measured if one is not None])
+        waited = "param_gather_handle" if Goal.ALL_GATHER in groups else "grad_reduce_handle"
+        if getattr(buckets, waited) is not None:
+            setattr(buckets, waited, handle)  # Megatron's own, of nothing, was there
+        else:
+            handle.wait()
 
     def _all_reduces(self) -> contextlib.AbstractContextManager[Any]:
         """Run the all-reduces of the running call by plan, in a `with`."""
@@ -241,18 +229,17 @@ class PlannedCollectives(ABC):
     def _end_native(self, call: _Call, goal: Goal) -> None:
         """End torch's collectives in a `call` for a `goal`, now or when they are waited for."""
         adaptive, buckets = call.groups[goal].adaptive, call.buckets
-        config = buckets.ddp_config
         count = call.native.pop(goal, 0)
         if adaptive is None or not count:
             return
-        if goal is Goal.ALL_GATHER:
-            _each(count, adaptive.gathered)  # or when that ends is not known here
-            return
-        ends = partial(_each, count, adaptive.ended)
-        if _overlaps(config) and buckets.grad_reduce_handle is not None:
-            buckets.grad_reduce_handle = NativeHandle(buckets.grad_reduce_handle, ends)
+        gathers = goal is Goal.ALL_GATHER
+        # When a gather ends may not be known here: it may have ended now, or later.
+        ends = [adaptive.gathered if gathers else adaptive.ended] * count
+        overlaps = not gathers and _overlaps(buckets.ddp_config)
+        if not overlaps or (native := buckets.grad_reduce_handle) is None:
+            Handle([], ends).wait()
         else:
-            ends()
+            buckets.grad_reduce_handle = Handle([native], ends)
 
     # The choice of groups.
 
@@ -338,21 +325,6 @@ class PlannedCollectives(ABC):
             use = ("expert-" if of_experts(buckets) else "") + (
                 "shards" if sharded else "gradients"
             )
-        try:
-            connected, adaptive = connect(
-                group,
-                use,
-                self._config,
-                device,
-                sharded=sharded,
-                overlaps=_overlaps(buckets.ddp_config),
-            )
-        except NoConnections as error:
-            return f"cannot connect: {error}"
-        if adaptive is not None and adaptive.loop is not None:
-            adaptive.loop.announce = self.announce
-        if device.behind:
-            self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
         ranks, name, given = group.size(), self._config.allreduce, self._given
 
         @cache
@@ -363,7 +335,16 @@ class PlannedCollectives(ABC):
                 return for_gradients(name, ranks, nbytes, late)
             return for_shards(goal, name, ranks, nbytes)
 
-        return PlannedGroup(group, use, connected, adaptive, plan_of)
+        overlaps = _overlaps(buckets.ddp_config)
+        try:
+            planned = PlannedGroup(group, use, self._config, device, plan_of, sharded, overlaps)
+        except NoConnections as error:
+            return f"cannot connect: {error}"
+        if planned.loop is not None:
+            planned.loop.announce = self.announce
+        if device.behind:
+            self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
+        return planned
 
     def _late_in(self, group: Any, within: Any) -> tuple[int, ...]:
         """Return the ranks in a `group` that `--adaptra-late-ranks` names; () if it names all."""
@@ -382,8 +363,3 @@ def _overlaps(config: Any) -> bool:
     With several optimizer instances none are: each reduction has ended with Megatron's function.
     """
     return bool(config.overlap_grad_reduce) and config.num_distributed_optimizer_instances == 1
-
-
-def _each(count: int, call: Callable[[], None]) -> None:
-    for _ in range(count):
-        call()

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.execute.planned import observed
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import Exchange
-from megatron_adaptra.execute.planned.observed import ObservedReductions
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 
 # Megatron's settings for DDP that change what is reduced, and when.
@@ -23,26 +23,53 @@ _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", 
 class PlannedGroup:
     """A PlannedGroup connects the ranks of torch's process `group` for collectives by plan.
 
+    To make one is a collective of the group.
+
+    `adaptive`: measures, and knows the plan that ranks have voted on, or that none runs on a GPU;
+    None where a setting names the plan.
+
     Args:
         group: torch's.
-        name: of what is reduced, in charts.
-        connected: between them.
-        adaptive: measures, and knows the plan that ranks have voted on, or that none runs on a GPU;
-            None where a setting names the plan.
+        name: of what is reduced, in charts; and of the connections' use.
+        config: the job's settings.
+        device: that buffers are on.
         plan_of: the plan that the setting names, for a goal and so many bytes.
+        sharded, overlaps: see MeasuredReductions.
+
+    Raises:
+        NoConnections: they cannot be opened, on all ranks for the same reason.
     """
 
     def __init__(
         self,
         group: Any,
         name: str,
-        connected: Connected,
-        adaptive: AdaptiveReductions | ObservedReductions | None,
+        config: AdaptraConfig,
+        device: Device,
         plan_of: Callable[[Goal, int], CollectivePlan],
+        sharded: bool = False,
+        overlaps: bool = False,
     ) -> None:
-        self.group, self.name, self.adaptive = group, name, adaptive
-        self._connected, self._plan_of = connected, plan_of
+        self.group, self.name, self._plan_of = group, name, plan_of
+        auto = config.allreduce == AUTO
+        meshes = (MESHES[:-1] if device.behind else MESHES) if auto else ()
+        self._connected = Connected.between(
+            group, name, config.timeout, config.transport, config.encrypt, meshes
+        )
+        self.adaptive: MeasuredReductions | None = None
+        if auto:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self.adaptive = MeasuredReductions(
+                self._connected, group.rank(), ranks, config.min_gain, config.timeout,
+                config.log_file(f"{name}{ranks[0]}"), sharded, overlaps, device,
+                dist.get_backend(group),
+            )  # fmt: skip
         self._first: Any = None
+
+    @property
+    def loop(self) -> Loop[ReductionRemedy] | None:
+        """The loop that chooses plans, at the group's first rank; None where none does."""
+        return None if self.adaptive is None else self.adaptive.loop
 
     @property
     def exchange(self) -> Exchange:
@@ -52,7 +79,7 @@ class PlannedGroup:
     def begins(self, buckets: Any) -> None:
         """Prepare to reduce gradients of `buckets`; the first ones seen begin each iteration.
 
-        Raises what `AdaptiveReductions.ready` does.
+        Raises what `MeasuredReductions.ready` does.
         """
         if self._first is None or buckets is self._first:
             self._first = buckets
@@ -76,50 +103,6 @@ class PlannedGroup:
     def close(self) -> None:
         """End what measures, and the connections."""
         (self.adaptive or self._connected).close()
-
-
-def connect(
-    group: Any,
-    name: str,
-    config: AdaptraConfig,
-    device: Device,
-    *,
-    sharded: bool = False,
-    overlaps: bool = False,
-) -> tuple[Connected, AdaptiveReductions | ObservedReductions | None]:
-    """Connect the ranks of a `group`: a collective of it.
-
-    Args:
-        group: of torch.distributed.
-        name: of the connections' use.
-        config: the job's settings.
-        device: that buffers are on.
-        sharded, overlaps: see AdaptiveReductions.
-
-    Returns:
-        The connections; and, under `--adaptra-allreduce auto`, the object that measures and votes,
-        or on a GPU only measures.
-
-    Raises:
-        NoConnections: they cannot be opened, on all ranks for the same reason.
-    """
-    auto = config.allreduce == AUTO
-    meshes = (observed.MESHES if device.behind else MESHES) if auto else ()
-    connected = Connected.between(
-        group, name, config.timeout, config.transport, config.encrypt, meshes
-    )
-    if not auto:
-        return connected, None
-    ranks = tuple(dist.get_process_group_ranks(group))
-    log = config.log_file(f"{name}{ranks[0]}")
-    if device.behind:
-        return connected, ObservedReductions(
-            connected, group.rank(), ranks, device, dist.get_backend(group), config.min_gain,
-            config.timeout, log, sharded, overlaps,
-        )  # fmt: skip
-    return connected, AdaptiveReductions(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
-    )
 
 
 def difference_of(group: Any, buckets: Any, device: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import types
 from collections.abc import Callable
 from dataclasses import astuple
@@ -22,11 +21,11 @@ from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import Disagreement
-from megatron_adaptra.execute.planned import adaptive as group
+from megatron_adaptra.device import host
 from megatron_adaptra.execute.planned import path_probes
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.execute.planned.path_probes import (
     FEWEST,
     LEAST,
@@ -50,18 +49,18 @@ def open_group(
     *,
     sharded: bool = False,
     overlaps: bool = False,
-) -> tuple[Connected, AdaptiveReductions]:
+) -> tuple[Connected, MeasuredReductions]:
     """Of all ranks, which never choose anything but native."""
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     ranks = tuple(range(dist.get_world_size()))
-    return connected, AdaptiveReductions(
+    return connected, MeasuredReductions(
         connected, dist.get_rank(), ranks, NEVER, timeout, None, sharded, overlaps
     )
 
 
-def reduce(connected: Connected, adaptive: AdaptiveReductions, tensor: torch.Tensor) -> str:
+def reduce(connected: Connected, adaptive: MeasuredReductions, tensor: torch.Tensor) -> str:
     """One iteration's reduction, in two buffers; the algorithm that ran."""
     value = adaptive.ready()
     for part in tensor.chunk(2):
@@ -78,7 +77,7 @@ def reduce(connected: Connected, adaptive: AdaptiveReductions, tensor: torch.Ten
 
 
 def train(
-    me: RankFixture, transport: str, fail: Callable[[int, AdaptiveReductions], None] | None = None
+    me: RankFixture, transport: str, fail: Callable[[int, MeasuredReductions], None] | None = None
 ) -> tuple[list[str], int]:
     """What ran in each iteration, and the last one of which the leader knows all reports."""
     connected, adaptive = open_group(transport)
@@ -132,10 +131,10 @@ def gather(me: RankFixture) -> list[bool]:
         me.meet()
         reduce(connected, adaptive, torch.ones(WORDS))
         adaptive.gathered()
-        waited.append(adaptive._held is not None)
+        waited.append(bool(adaptive._held))
         if iteration != 2:
             adaptive.gathered()
-            assert adaptive._held is None
+            assert not adaptive._held
     loop = adaptive.loop
     if loop is not None:
         until(lambda: loop.seen >= 3, "reports of all ranks, also of the third iteration")
@@ -157,10 +156,11 @@ def overlapped(me: RankFixture, overlaps: bool) -> tuple[Any, ...]:
     Of four gathers, if it overlaps, the first is waited for at once, others a while later.
     """
     _, adaptive = open_group("engine", sharded=True, overlaps=overlaps)
-    ended, moments = list[Any](), itertools.cycle([10.0, 13.0, 17.0, 18.0, 19.0, 20.0])
+    ready = [9.0, 10.0, 13.0, 17.0]
+    ended, moments = list[Any](), iter([*ready, *ready, 20.0])
     with pytest.MonkeyPatch.context() as patch:
         clock = types.SimpleNamespace(monotonic=lambda: next(moments))
-        patch.setattr(group, "time", clock)
+        patch.setattr(host, "time", clock)
         patch.setattr(adaptive._guard, "later", lambda function, held: ended.append(held))
         for _ in range(2):  # how many buffers there are is known from the first one
             adaptive.ready()
@@ -221,11 +221,12 @@ def stays_behind(me: RankFixture, transport: str) -> str:
     """
     connected, adaptive = open_group(transport)
     old = GroupReduction(Choice(RANKS, "direct", 2, (1, 1, 0)))
-    adaptive._agreed = lambda: adaptive._value  # type: ignore[method-assign]
+    begin = lambda iteration: Bundle({ALL_REDUCE: adaptive.value})  # noqa: E731
+    adaptive._controller.begin = begin  # type: ignore[method-assign]
     found = ""
     try:
         for value in (DIRECT, old, old if me.rank == 2 else DIRECT):
-            adaptive._value = value
+            adaptive.value = value
             reduce(connected, adaptive, torch.ones(WORDS))
         adaptive.ready()
     except Disagreement as error:

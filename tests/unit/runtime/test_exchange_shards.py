@@ -65,10 +65,10 @@ def shards(me, ranks, seed):
         flying.append((work, part, right, (plan.name, plan.goal, size, cut, dtype, average)))
         if len(flying) == 4:
             work, got, right, what = flying.pop(rng.randrange(4))
-            work.wait(PATIENCE)
+            work.wait()
             assert same(got, right), what
     for work, got, right, what in flying:
-        work.wait(PATIENCE)
+        work.wait()
         assert same(got, right), what
     me.meet()
     return True
@@ -90,7 +90,7 @@ def refusals(me, ranks):
     ):
         with pytest.raises(BadInput, match=text):
             exchange.start(tensor, plan, op)
-    exchange.run(torch.ones(4), scatter)
+    exchange.start(torch.ones(4), scatter).wait()
     me.meet()
     return True
 
@@ -144,13 +144,13 @@ def ends_before_it_has_left(me, build, process_ends):
     `process_ends`: then, with nothing closed.
     """
     exchange, plan = exchange_of(me, 2, SOON), build(2, 2)
-    exchange.run(torch.ones(8), plan)
+    exchange.start(torch.ones(8), plan).wait()
     go, mine = threading.Event(), torch.arange(8.0) + 10 * me.rank
     if me.rank == 0:
         held = exchange.transport = Held(exchange.transport, go)
     work = exchange.start(mine, plan)
     if me.rank == 0:
-        work.wait(PATIENCE)
+        work.wait()
         got = mine.tolist()
         mine.fill_(-1.0)
         assert held.waited.wait(PATIENCE)
@@ -166,7 +166,7 @@ def ends_before_it_has_left(me, build, process_ends):
         assert left == [True]
         me.meet()
         return got
-    work.wait(PATIENCE)
+    work.wait()
     me.meet()
     return mine.tolist()
 
@@ -192,7 +192,7 @@ def test_a_rank_that_has_its_result_waits_for_nobody_to_confirm(build, process_e
 def whole_without_copies(me, plan):
     """A large buffer is sent as it is, and its work ends once it has left."""
     exchange = exchange_of(me, 2)
-    exchange.run(torch.ones(8), plan)
+    exchange.start(torch.ones(8), plan).wait()
     sent, isend = [], exchange.transport.isend
 
     def seen(buffer, peer, tag):
@@ -202,7 +202,7 @@ def whole_without_copies(me, plan):
     exchange.transport.isend = seen
     mine = torch.ones(8)
     work = exchange.start(mine, plan)
-    work.wait(PATIENCE)
+    work.wait()
     last = mine.data_ptr() + mine.nbytes
     me.meet()
     return all(mine.data_ptr() <= at < last for at in sent), bool(sent)

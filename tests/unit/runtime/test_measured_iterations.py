@@ -14,7 +14,7 @@ from megatron_adaptra.adapt.reductions.remedy import LOOK
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
-from megatron_adaptra.execute.planned.adaptive import PROBED, PROBED_EVERY, AdaptiveReductions
+from megatron_adaptra.execute.planned.measured import PROBED, PROBED_EVERY, MeasuredReductions
 from megatron_adaptra.execute.planned.measured_iterations import (
     CHANCE,
     EVERY,
@@ -77,7 +77,7 @@ def test_what_all_ranks_do_together_falls_on_iterations_that_all_measure() -> No
     assert all(iteration in MeasuredIterations(MATTERS) for iteration in together)
 
 
-def counted(adaptive: AdaptiveReductions) -> list[int]:
+def counted(adaptive: MeasuredReductions) -> list[int]:
     """The iterations that are reported, from now on."""
     reported, report = list[int](), adaptive._controller.hand_in
 
@@ -89,7 +89,7 @@ def counted(adaptive: AdaptiveReductions) -> list[int]:
     return reported
 
 
-def asked(adaptive: AdaptiveReductions) -> bool:
+def asked(adaptive: MeasuredReductions) -> bool:
     """Whether a message has come that asks for iterations after CHANGES."""
     arrivals = adaptive._arrivals
     assert arrivals is not None

@@ -20,7 +20,7 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.execute.planned.connected import Connected
-from megatron_adaptra.execute.planned.observed import MESHES, ObservedReductions
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 
 RANKS, WHOLE, ITERATION, TAKES, LATE = 4, 4_000_000, 200.0, 60.0, 40.0
 FROM, TO, ITERATIONS = 8, 20, 34
@@ -71,10 +71,10 @@ def train(
     world = dist.group.WORLD
     assert world is not None
     gpu, notes = Gpu(), list[tuple[int, str]]()
-    connected = Connected.between(world, "observed", PATIENCE, "engine", meshes=MESHES)
-    observed = ObservedReductions(
-        connected, me.rank, tuple(range(8, 8 + RANKS)), gpu, "nccl", 0.02, PATIENCE, None, sharded,
-        overlaps,
+    connected = Connected.between(world, "observed", PATIENCE, "engine", meshes=MESHES[:-1])
+    observed = MeasuredReductions(
+        connected, me.rank, tuple(range(8, 8 + RANKS)), 0.02, PATIENCE, None, sharded, overlaps,
+        gpu, "nccl",
     )  # fmt: skip
     controller, loop = observed._controller, observed.loop
     iteration = 0
