@@ -1,7 +1,7 @@
 """The wire between the processes of a job: gloo, or our own engine, carries everything.
 
-A Wire opens transports and, for small collectives, groups. Over the engine all of them share one
-endpoint; over gloo each has connections of its own.
+A Wire opens transports and, for small collectives, groups. Over the engine all those of one wire
+share an endpoint; over gloo each has connections of its own.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class PlannedCollectives(ABC):
                 overlaps=_overlaps(buckets.ddp_config),
             )
         except NoConnections as error:
-            return f"cannot connect: {error}"
+            return str(error)
         if adaptive is not None and adaptive.loop is not None:
             adaptive.loop.announce = self.announce
         if device.behind:

@@ -1,4 +1,4 @@
-"""All of a process's messages over one endpoint of the engine."""
+"""A wire whose messages all go over one endpoint of the engine."""
 
 from __future__ import annotations
 
