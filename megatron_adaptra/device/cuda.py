@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,16 +21,8 @@ from megatron_adaptra.device.pci import in_sysfs
 _opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU
 
 
-class Closing(Protocol):
-    """A Closing uses a GPU, and is closed before it."""
-
-    def close(self) -> None:
-        """Release it."""
-        ...
-
-
 class CudaDevice(Device):
-    """A GPU of this process; its `users` are closed before it.
+    """A GPU of this process; `users` close what uses it, and are called before it closes.
 
     Args:
         ordinal: as torch counts.
@@ -46,7 +38,7 @@ class CudaDevice(Device):
         self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
         self.handle = gpu_bindings.open_device(ordinal)
         self.stream = stream or (lambda: int(torch.cuda.current_stream(ordinal).cuda_stream))
-        self.users: set[Closing] = set()
+        self.users: set[Callable[[], None]] = set()
         self._closed = False
         at_exit(self, CudaDevice.close)
 
@@ -84,8 +76,8 @@ class CudaDevice(Device):
         if self._closed:
             return
         self._closed = True
-        for user in list(self.users):
-            user.close()
+        for close in list(self.users):
+            close()
         if left := self.handle.close(waits.CLOSE):
             log_line(left)
         _opened.pop((os.getpid(), self.ordinal), None)

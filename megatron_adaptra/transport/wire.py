@@ -58,11 +58,11 @@ class Wire(ABC):
         these links alone. `timeout`: seconds for the other ends to come, then PeerLost.
         """
 
-    @abstractmethod
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> Transport:
         """Return a transport to measure `links` with, both ways; the rest as for `transport`."""
+        return self.transport(name, ranks, links, emulator)
 
     @abstractmethod
     def control(self, name: str, ranks: Sequence[int]) -> Transport:

@@ -60,10 +60,10 @@ class Connected:
         number = f"{name}/{'-'.join(map(str, ranks))}"
         key = f"{number}/{_opened[number]}"
         _opened[number] += 1
-        machine = clock_ids(_gather(group, ProcessLocation.here()))[group.rank()]
+        machine = clock_ids(gather(group, ProcessLocation.here()))[group.rank()]
 
         def agree(reason: str, waited: bool) -> str:
-            return next(filter(None, _gather(group, reason)), "")
+            return next(filter(None, gather(group, reason)), "")
 
         def opens(wire: Wire) -> Iterator[Transport]:
             return (wire.mesh(f"{key}/{mesh}", ranks) for mesh in ("data", "reports", *meshes))
@@ -85,7 +85,8 @@ class Connected:
         self.wire.close()
 
 
-def _gather(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+def gather(group: Any, mine: Any) -> list[Any]:
+    """Return each rank's `mine`, by rank of `group`: a collective of it."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, mine, group=group)
     return gathered

@@ -25,10 +25,9 @@ from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
-from megatron_adaptra.execute.small.collective import COSTS, Prefetch, SmallCollective
+from megatron_adaptra.execute.small.collective import COSTS, Prefetch, SmallCollective, timed
 from megatron_adaptra.execute.small.hierarchical import Links, descriptors_of
 from megatron_adaptra.execute.small.reduction import KNOWN, Native
-from megatron_adaptra.execute.small.timing import timed
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.measure.iteration_record import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire

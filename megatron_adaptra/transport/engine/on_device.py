@@ -78,7 +78,7 @@ class DeviceTransport(Transport):
         self._closed = False
         self._open_ones = endpoint.transports
         self._open_ones.add(self)
-        self._device.users.add(self)
+        self._device.users.add(self.close)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
         """Send what the stream has put in `buffer` to `peer` with `tag`.
@@ -144,7 +144,7 @@ class DeviceTransport(Transport):
             return
         self._under_way = []
         self._open_ones.discard(self)
-        self._device.users.discard(self)
+        self._device.users.discard(self.close)
 
     def join(self, handle: gpu_bindings.Transfer) -> None:
         """Have the current stream wait for the copy of a receive. Raises DeviceFailed."""
