@@ -14,7 +14,7 @@ from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.base import Calls, Device, Mark
+from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.pci import in_sysfs
 
@@ -67,9 +67,6 @@ class CudaDevice(Device):
             self.handle.anchor(self.stream())
         except RuntimeError as error:
             raise DeviceFailed(str(error)) from error
-
-    def calls(self) -> Calls:
-        return Calls(*self.handle.calls(), marks=self.handle.marks())
 
     def close(self) -> None:
         """Wait, for a while, for copies that are under way."""

@@ -17,7 +17,6 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import DeviceFailed, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.base import Copies
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
@@ -119,11 +118,6 @@ class DeviceTransport(Transport):
             raise DeviceFailed(f"message {tag} from {end.name}: {error}") from error
         self._under_way.append((handle, memory))
         return _Receive(self, end, tag, handle)
-
-    def copies(self) -> tuple[Copies, Copies]:
-        """Return the copies that the GPU has made, from its memory and to it."""
-        out, back = self._messages.copies()
-        return Copies(*out), Copies(*back)
 
     def sweep(self) -> None:
         """Let go of memory that the GPU has copied; every call does it."""
