@@ -42,23 +42,22 @@ def parse_slowness(text: str, stages: int, replicas: int, field: str = FIELD) ->
     `text`: the rules, for so many `replicas` of so many `stages`. `field`: for errors. Raises
     BadInput.
     """
-    return [_worker_rule(one, stages, replicas, field) for one in text.split(",")]
-
-
-def _worker_rule(text: str, stages: int, replicas: int, field: str) -> WorkerRule:
-    name, times, begin, stop, timed = parts_of(_RULE, text, field, SYNTAX)
-    worker, factor = _WORKER.fullmatch(name), _TIMES.fullmatch(times)
-    if worker is None or factor is None:
-        raise BadInput(field, text, SYNTAX)
-    replica, stage = int(worker[1]), int(worker[2])
-    if replica >= replicas or stage >= stages:
-        last = f"{replicas - 1}.{stages - 1}"
-        raise BadInput(field, text, f"no such worker; they are 0.0 to {last}, replica.stage")
-    if not 1 <= float(factor[1]) <= MOST_TIMES:
-        raise BadInput(field, text, f"it has to take from 1x to {MOST_TIMES}x as long")
-    if timed:
-        raise BadInput(field, text, f"its period has to be iterations; {SYNTAX}")
-    return WorkerRule(replica * stages + stage, float(factor[1]), begin, stop)
+    slow = []
+    for one in text.split(","):
+        name, times, begin, stop, timed = parts_of(_RULE, one, field, SYNTAX)
+        worker, factor = _WORKER.fullmatch(name), _TIMES.fullmatch(times)
+        if worker is None or factor is None:
+            raise BadInput(field, one, SYNTAX)
+        replica, stage = int(worker[1]), int(worker[2])
+        if replica >= replicas or stage >= stages:
+            last = f"{replicas - 1}.{stages - 1}"
+            raise BadInput(field, one, f"no such worker; they are 0.0 to {last}, replica.stage")
+        if not 1 <= float(factor[1]) <= MOST_TIMES:
+            raise BadInput(field, one, f"it has to take from 1x to {MOST_TIMES}x as long")
+        if timed:
+            raise BadInput(field, one, f"its period has to be iterations; {SYNTAX}")
+        slow.append(WorkerRule(replica * stages + stage, float(factor[1]), begin, stop))
+    return slow
 
 
 def load_slowness(

@@ -79,14 +79,10 @@ class SmallCollective:
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
     @property
-    def native_cost(self) -> float:
-        """Median seconds through the backend; 0 if not measured."""
-        return median(self._native_costs) if self._native_costs else 0.0
-
-    @property
-    def direct_cost(self) -> float:
-        """Median seconds through the AllGather; 0 if not measured."""
-        return median(self._direct_costs) if self._direct_costs else 0.0
+    def costs(self) -> tuple[float, float]:
+        """Median seconds by the backend, and by the AllGather; 0 if not measured."""
+        native, direct = self._native_costs or (0.0,), self._direct_costs or (0.0,)
+        return median(native), median(direct)
 
     @property
     def last_seconds(self) -> tuple[float, float]:
@@ -163,9 +159,7 @@ class SmallCollective:
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
         began = time.perf_counter()  # a device has made the values by now
-        costs = torch.frombuffer(
-            bytearray(COSTS.pack(self.native_cost, self.direct_cost)), dtype=torch.uint8
-        )
+        costs = torch.frombuffer(bytearray(COSTS.pack(*self.costs)), dtype=torch.uint8)
         self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
         self._in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
