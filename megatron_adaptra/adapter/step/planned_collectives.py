@@ -339,7 +339,7 @@ class PlannedCollectives(ABC):
         try:
             planned = PlannedGroup(group, use, self._config, device, plan_of, sharded, overlaps)
         except NoConnections as error:
-            return f"cannot connect: {error}"
+            return str(error)
         if planned.loop is not None:
             planned.loop.announce = self.announce
         if device.behind:

@@ -11,7 +11,7 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.execute.planned.connected import Connected
+from megatron_adaptra.execute.planned.connected import Connected, gather
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
@@ -115,7 +115,7 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
     mine = {"device": device, **{name: getattr(config, name) for name in _SAME}}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    gathered = _of_all(group, mine)
+    gathered = gather(group, mine)
     ranks = dist.get_process_group_ranks(group)
     for rank, theirs in zip(ranks, gathered, strict=True):
         for name, value in gathered[0].items():
@@ -141,10 +141,4 @@ def late_in(group: Any, late: bool) -> tuple[int, ...]:
 
     Expert-parallel groups and those between optimizer instances number ranks in their own way.
     """
-    return tuple(number for number, one in enumerate(_of_all(group, late)) if one)
-
-
-def _of_all(group: Any, mine: Any) -> list[Any]:
-    gathered: list[Any] = [None] * group.size()
-    dist.all_gather_object(gathered, mine, group=group)
-    return gathered
+    return tuple(number for number, one in enumerate(gather(group, late)) if one)

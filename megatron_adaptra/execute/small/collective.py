@@ -79,14 +79,10 @@ class SmallCollective:
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
     @property
-    def native_cost(self) -> float:
-        """Median seconds through the backend; 0 if not measured."""
-        return median(self._native_costs) if self._native_costs else 0.0
-
-    @property
-    def direct_cost(self) -> float:
-        """Median seconds through the AllGather; 0 if not measured."""
-        return median(self._direct_costs) if self._direct_costs else 0.0
+    def costs(self) -> tuple[float, float]:
+        """Median seconds by the backend, and by the AllGather; 0 if not measured."""
+        native, direct = self._native_costs or (0.0,), self._direct_costs or (0.0,)
+        return median(native), median(direct)
 
     @property
     def last_seconds(self) -> tuple[float, float]:
@@ -159,13 +155,11 @@ class SmallCollective:
         self._measure_now = False
         self._read_times()
         if self._all_gather is None or self.direct == retry:
-            self._timed(native, tensor)
+            self._through_backend(native, tensor)
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
         began = time.perf_counter()  # a device has made the values by now
-        costs = torch.frombuffer(
-            bytearray(COSTS.pack(self.native_cost, self.direct_cost)), dtype=torch.uint8
-        )
+        costs = torch.frombuffer(bytearray(COSTS.pack(*self.costs)), dtype=torch.uint8)
         self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
         self._in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
@@ -193,16 +187,8 @@ class SmallCollective:
             at = end
         self._direct_costs.append(self._start_seconds + time.perf_counter() - began)
 
-    def _timed(self, native: Native, tensor: torch.Tensor) -> None:
-        """Go through the backend; on a device, what that takes is known later, if at all."""
-        if self._clock.behind:
-            self._through_backend(native, tensor)
-            return
-        began = time.perf_counter()
-        native(tensor)
-        self._native_costs.append(time.perf_counter() - began)
-
     def _through_backend(self, native: Native, tensor: torch.Tensor) -> Taken:
+        """Go through the backend; on a device, what that takes is known later, if at all."""
         taken = timed(self._clock, lambda: native(tensor))
         self._untimed.append(taken)
         self._read_times()
@@ -243,7 +229,7 @@ class SmallCollective:
                 self._native_costs.clear()  # the first calls have made connections
                 self._untimed.clear()
                 for _ in range(MEASURED if self._auto else 0):
-                    self._timed(native, tensor.clone())
+                    self._through_backend(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(
                 f"{self.name} of {tensor.numel()} {tensor.dtype} over {size} ranks "

@@ -90,7 +90,7 @@ class SmallCollectives:
         # stock does it. The same on all ranks at each call.
         self.in_step = True
         # Called before a collective that is torch's because it is in no step.
-        self.outside: Callable[[], None] = _nothing
+        self.outside: Callable[[], None] = lambda: None
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -148,7 +148,7 @@ class SmallCollectives:
 
     def costs(self) -> dict[str, tuple[float, float, bool]]:
         """Return by operation the backend's seconds, the AllGather's, and whether it is used."""
-        return {c.name: (c.native_cost, c.direct_cost, c.direct) for c in self._all()}
+        return {c.name: (*c.costs, c.direct) for c in self._all()}
 
     def measure_again(self, ranks: Collection[int]) -> None:
         """Measure both paths anew, for links have changed.
@@ -382,6 +382,3 @@ class SmallCollectives:
 
             self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)
-
-
-def _nothing() -> None: ...

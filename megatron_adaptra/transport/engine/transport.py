@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +17,10 @@ from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.transport import base
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
-from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Work
 
 # Bytes of a message from which on its peer is worth connections over RDMA.
 LARGE = 1 << 18
@@ -40,7 +43,7 @@ class EngineTransport(Transport):
     """Transport for a CPU's memory.
 
     Args:
-        endpoint: this process's, which several transports share.
+        endpoint: of this process, which several transports share.
         name: the same at both ends; messages of different names never match.
         peers: by the number that callers use; they have to be connected.
         emulator: delays sends as a slow link would.
