@@ -20,9 +20,9 @@ from megatron_adaptra.ir.sync import SyncPlan
 @pytest.fixture(scope="module", autouse=True)
 def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
-    global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes, mpu, share_limits
+    global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes, mpu, first_iteration
     from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches
-    from megatron_adaptra.adapter.shares import share_limits
+    from megatron_adaptra.adapter.shares import first_iteration
     from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
     from megatron_adaptra.adapter.shares.share_times import ScheduleTimes
     from megatron_adaptra.adapter.shares.sources import NamedCounts, mpu
@@ -188,7 +188,7 @@ PAIR, ONE = torch.tensor([3.0, 2.0]), torch.tensor(1.5)
     ],
 )
 def test_losses_that_do_not_add_up_are_named(outputs: Any, per_token: bool, words: str) -> None:
-    found = share_limits._unlike(outputs, per_token)
+    found = first_iteration._unlike(outputs, per_token)
     assert (words in found) if words else found == ""
 
 

@@ -172,7 +172,7 @@ def _schedule() -> Any:
     Raises UnsupportedMegatron where another function is bound to the name, or where it gives a
     schedule that is not Megatron's.
     """
-    from megatron_adaptra.adapter.pipeline.compatibility import not_megatrons
+    from megatron_adaptra.adapter.limits import not_megatrons
 
     first, *others = (getattr(*find(target)) for target in PATCHES["schedule"].present())
     for target, other in zip(PATCHES["schedule"].present()[1:], others, strict=True):

@@ -22,12 +22,13 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
+from megatron_adaptra.adapter.limits import SHARES, Case, why_not
 from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.adapter.shares.first_iteration import FirstIteration
 from megatron_adaptra.adapter.shares.offers import offers_of
 from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
-from megatron_adaptra.adapter.shares.share_limits import FirstIteration, apart, too_many
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.shares.sources import Source, new_source
 from megatron_adaptra.agree.share_vote import (
@@ -104,7 +105,7 @@ class Shares:
         if _again():
             return self._run(run, arguments)
         iterator = only(arguments["data_iterator"])
-        self._begin(arguments["num_microbatches"], iterator)
+        self._begin(arguments, iterator)
 
         def over() -> None:
             if not self._off:
@@ -121,9 +122,7 @@ class Shares:
 
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """Run the first iteration as stock, and watch whether later ones can be shared out."""
-        reason = self._session.patches.why_not("shares", "watched-ops")
-        reason = reason or apart(self._config, arguments)
-        if reason:
+        if reason := self._why_not(arguments):
             self._refuse(reason)
             return run(arguments)
         self._iteration = self._session.iteration
@@ -141,6 +140,9 @@ class Shares:
         self._reads = watch.reads
         self._end(only(arguments["data_iterator"]))
         return result
+
+    def _why_not(self, arguments: ScheduleArgs) -> str:
+        return why_not(SHARES, Case(self._config, arguments, patches=self._session.patches))
 
     def _new_source(self, microbatches: int) -> Source:
         """Make the source that the settings ask for."""
@@ -166,12 +168,13 @@ class Shares:
 
     # The two ends of an iteration.
 
-    def _begin(self, microbatches: int, iterator: Any) -> None:
-        """Begin an iteration of so many `microbatches` per replica in stock.
+    def _begin(self, arguments: ScheduleArgs, iterator: Any) -> None:
+        """Begin an iteration of a schedule with these `arguments` in stock.
 
         `iterator`: Megatron's. Raises what reading from it raises, see ShareData.
         """
         assert self._vote is not None
+        microbatches = arguments["num_microbatches"]
         voted, before = self._vote.result(), self._plan
         word, self._voted = voted.word, voted.counts
         # The session counts what Megatron has skipped since.
@@ -183,7 +186,7 @@ class Shares:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
         elif microbatches != before.microbatches:
-            if reason := too_many(microbatches):
+            if reason := self._why_not(arguments):
                 self._plan = SyncPlan.full_of(self._replicas, 1)
                 self._refuse(reason)
             else:
