@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.argv = words
     if not SAFE_PATH:
         sys.path[0] = str(path.resolve().parent)  # as Python does for a script
-    from megatron_adaptra.adapter.entry.register import register
+    from megatron_adaptra.adapter.entry.plugin import register
 
     register()
     try:

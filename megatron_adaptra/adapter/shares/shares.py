@@ -27,7 +27,6 @@ from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.adapter.shares.first_iteration import FirstIteration
-from megatron_adaptra.adapter.shares.offers import offers_of
 from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.shares.sources import Source, new_source
@@ -127,7 +126,10 @@ class Shares:
             return run(arguments)
         self._iteration = self._session.iteration
         if self._source is None:
-            self._source = self._guard.call(self._new_source, arguments["num_microbatches"])
+            self._source = self._guard.call(
+                new_source, self._session, arguments["num_microbatches"], self._iteration,
+                self._reductions,
+            )  # fmt: skip
         self._start(arguments["num_microbatches"])
         self._starts()
         config = config_of(arguments)
@@ -143,13 +145,6 @@ class Shares:
 
     def _why_not(self, arguments: ScheduleArgs) -> str:
         return why_not(SHARES, Case(self._config, arguments, patches=self._session.patches))
-
-    def _new_source(self, microbatches: int) -> Source:
-        """Make the source that the settings ask for."""
-        return new_source(
-            self._config, microbatches, self._iteration, self._session.context.say,
-            lambda: offers_of(self._session, self._reductions),
-        )  # fmt: skip
 
     def _connect(self) -> str:
         """Connect all ranks to vote; return why they cannot, or an empty string. A collective."""

@@ -28,9 +28,11 @@ from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
 from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
 from megatron_adaptra.adapter.entry import activate  # noqa: E402
-from megatron_adaptra.adapter.step.gradients import GradientReduction  # noqa: E402
+from megatron_adaptra.adapter.step.gradients import (  # noqa: E402
+    GradientReduction,
+    ShardedReduction,
+)
 from megatron_adaptra.adapter.step.planned_groups import PlannedGroup  # noqa: E402
-from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
 from megatron_adaptra.execute.planned.adaptive import AdaptiveReductions  # noqa: E402
