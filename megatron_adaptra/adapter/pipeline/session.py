@@ -40,7 +40,7 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_native,
     run_stock,
 )
-from megatron_adaptra.adapter.pipeline.home_data import HomeData
+from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
@@ -384,7 +384,7 @@ class Session:
         limits = {feature: why_not(feature, case) for feature in (*asked, WARMUP)}
         if self._homes is not None:
             why = self._batches.why_not() if self._batches is not None else ""
-            why = why or self._homes.why_not(only(arguments["data_iterator"]))
+            why = why or unreadable(only(arguments["data_iterator"]))
             limits[ROUTES] = home_random.differing() or why
             limits[MOVED] = why_not(MOVED, case) if moved else ""
         ties = closed_groups.configured(config_of(arguments), models_of(arguments))

@@ -16,25 +16,25 @@ import torch
 from megatron_adaptra.adapter.compat import closed_groups
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, only
 from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
+from megatron_adaptra.adapter.pipeline.home_data import unreadable
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
-from megatron_adaptra.adapter.shares.share_data import ShareData
 
 
 class FirstIteration:
     """A FirstIteration watches an iteration that runs as stock.
 
-    `data`: this rank's. `per_token`: `--calculate-per-token-loss` is set.
+    `per_token`: `--calculate-per-token-loss` is set.
     """
 
-    def __init__(self, data: ShareData, per_token: bool) -> None:
-        self._data, self._per_token = data, per_token
+    def __init__(self, per_token: bool) -> None:
+        self._per_token = per_token
         self._met = ""
         self._batches: CountedBatches | None = None
         self._unread = self._losses = ""
 
     def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
         """Return the same `arguments` of Megatron's schedule, with data and losses watched."""
-        self._unread = self._data.why_not(only(arguments["data_iterator"]))
+        self._unread = unreadable(only(arguments["data_iterator"]))
         arguments, self._batches = counted(arguments)
         forward_step = arguments["forward_step_func"]
 

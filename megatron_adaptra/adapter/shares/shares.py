@@ -133,7 +133,7 @@ class Shares:
         self._start(arguments["num_microbatches"])
         self._starts()
         config = config_of(arguments)
-        watch = FirstIteration(self._data, bool(config.calculate_per_token_loss))
+        watch = FirstIteration(bool(config.calculate_per_token_loss))
         with watch.ops(config):
             result = self._run(run, watch.around(arguments))
         if reason := reason_anywhere(watch.reason) or self._connect():
