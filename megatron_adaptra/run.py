@@ -81,7 +81,7 @@ def _check_flags(words: Sequence[str]) -> None:
         from megatron_adaptra.plan.reductions.setting import plan_in_file
 
         # Only Megatron knows how many stages there are: any that the rules name may exist.
-        if (config := read(words)) is not None:
+        if (config := read(words)[0]) is not None:
             check_rules(config.emulate_link)
             worker_rules.check_slowness(config.emulate_worker)
             plan_in_file(config.allreduce)
