@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -149,7 +149,11 @@ class _Demo:
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
         )
-        self.late = self._late_arrival()
+        self.iteration = 0  # the one under way
+        if (seconds := options.lateness.get(self.gpt.data_parallel_rank())) is not None:
+            for arm in self.arms.values():
+                finalize = arm.config.finalize_model_grads_func
+                arm.config.finalize_model_grads_func = self._late(seconds, finalize)
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
@@ -183,17 +187,18 @@ class _Demo:
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
-    def _late_arrival(self) -> Any:
-        """Make this rank late in both arms; return its LateArrival, None for a rank in time."""
-        from megatron_adaptra.adapter.baseline.late_arrival import LateArrival
+    def _late(self, seconds: float, finalize: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an arm's `finalize` of gradients, which are ready and wait before it for `seconds`.
 
-        options = self.options
-        seconds = options.lateness.get(self.gpt.data_parallel_rank())
-        if seconds is None:
-            return None
-        late = LateArrival(seconds, range(options.from_iteration, options.to_iteration))
-        for arm in self.arms.values():
-            arm.config.finalize_model_grads_func = late.before(arm.config.finalize_model_grads_func)
+        They do so in the iterations that the options name, in stock Megatron's arm and ours alike.
+        """
+        iterations = range(self.options.from_iteration, self.options.to_iteration)
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            if self.iteration in iterations:
+                time.sleep(seconds)
+            return finalize(*args, **kwargs)
+
         return late
 
     def run(self) -> None:
@@ -273,8 +278,7 @@ class _Demo:
             self.session.small_collectives.active = name == "adaptra"
         for reduction in self.activation.reductions:
             reduction.active = name == "adaptra"
-        if self.late is not None:
-            self.late.iteration = iteration
+        self.iteration = iteration
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":

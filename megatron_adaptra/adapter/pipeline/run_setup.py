@@ -14,24 +14,26 @@ import torch.distributed as dist
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
-from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapter.compat.features import Effect, effect_of
-from megatron_adaptra.adapter.compat.schedule_args import (
-    ScheduleArgs,
-    config_of,
-    message_of,
-    models_of,
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.limits import (
+    APART,
+    MOVED,
+    ORDER,
+    RECOMPUTE,
+    ROUTES,
+    SPLIT,
+    WARMUP,
+    Case,
+    why_not,
 )
-from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
-from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
-from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.agreement import Ballot, Proposal, starting_ballot
@@ -96,7 +98,7 @@ def start_run(
     if config.policy in SPLITTING and SPLIT in limits:
         raise BadInput("policy", config.policy, f"not this model: {limits[SPLIT]}; use 1f1b")
     chunks = len(models_of(arguments))
-    if pinned := effect_of(config_of(arguments), Effect.PINNED):
+    if pinned := why_not(ORDER, Case(config, arguments)):
         context.say(f"warmup stays as it is: {pinned}")
     pinned = pinned or limits.get(WARMUP, "")
     means = _Means(
@@ -329,6 +331,27 @@ def _resumed(
     except Unfit as error:
         context.say(f"the checkpoint's plan does not fit, starting from {start.policy}: {error}")
         return None, {}
+
+
+def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
+    """Choose the mode of routes: as `asked`, or narrower by the `found` limits of all ranks.
+
+    `executes`: our executor runs the ops; Megatron's own schedule has one order.
+    """
+    if found.get(APART):
+        return ALIKE
+    if found.get(ROUTES) or found.get(WARMUP):
+        return NO_ROUTES
+    return asked if executes and not found.get(MOVED) else "swap"
+
+
+def allows(mode: str, schedule: Schedule) -> bool:
+    """Return whether a plan of this `mode` may be this `schedule`."""
+    if mode == ALIKE:
+        return schedule.alike
+    if mode == "auto" or not schedule.routes.moved:
+        return True
+    return mode == "swap" and schedule.keeps_order
 
 
 def _hosts_and_cores(wiring: Wiring, ranks: Sequence[int]) -> tuple[list[str], float | None]:

@@ -15,6 +15,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -24,12 +25,11 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     message_bytes,
     models_of,
 )
-from megatron_adaptra.adapter.pipeline.closed_groups import Tie
+from megatron_adaptra.adapter.limits import APART, MOVED, ROUTES, TOGETHER, Case, why_not
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
-from megatron_adaptra.adapter.pipeline.route_limits import APART, MOVED, ROUTES, apart
 from megatron_adaptra.agree.agreement import DecisionStore
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.guard import Guard
@@ -123,7 +123,9 @@ class RankContext:
         late = min(config.timeout, max(limit - waits.CHAIN, limit / 2))
         config = replace(config, timeout=min(limit + waits.CHAIN, waits.FOREVER))
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
-        why = apart(config, device.behind) if config.reroute != "off" else "off"
+        why = "off"
+        if config.reroute != "off":
+            why = why_not(TOGETHER, Case(config, on_device=device.behind))
         replicas = [0] if why else _replicas()
         together = len(replicas) > 1
         worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage

@@ -103,15 +103,7 @@ class ShardedReduction(PlannedCollectives):
 
     def _in_instance(self, goal: Goal, buckets: Any) -> PlannedGroup | None:
         """Find the group that reduces or gathers shards by plan; None where Megatron does."""
-        config, reduces = buckets.ddp_config, goal is Goal.REDUCE_SCATTER
-        reason = ""
-        if reduces and getattr(config, "reduce_scatter_with_fp32_accumulation", False):
-            reason = "its reduce-scatter adds in fp32 by a way of its own"
-        if not reduces and getattr(config, "reuse_grad_buf_for_mxfp8_param_ag", False):
-            reason = "parameters of 8 bits share their memory with gradients"
-        if reason:
-            self._say(f"{_WHAT[goal]} by Megatron: {reason}")
-            return None
+        reduces = goal is Goal.REDUCE_SCATTER
         data = (one.grad_data if reduces else one.param_data for one in buckets.buckets)
         group = buckets.intra_distributed_optimizer_instance_group
         return self._planned(goal, _WHAT[goal], group, buckets, data)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
 from megatron_adaptra.adapter.step.planned_groups import (
     PlannedGroup,
     data_parallel_number,
@@ -31,19 +32,12 @@ from megatron_adaptra.adapter.step.planned_groups import (
     of_experts,
 )
 from megatron_adaptra.base.errors import DeviceFailed, NoConnections, PeerLost
-from megatron_adaptra.config import AUTO, AdaptraConfig
-from megatron_adaptra.device.cuda import captured, device_of
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.cuda import device_of
 from megatron_adaptra.device.host import HostDevice
-from megatron_adaptra.execute.planned.exchange import FLOATS, ExchangeWork
+from megatron_adaptra.execute.planned.exchange import ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.all_reduce_forms import SHARDED
-from megatron_adaptra.plan.reductions.selector import MOST_RANKS
-from megatron_adaptra.plan.reductions.sized import (
-    FEWEST_RANKS,
-    for_gradients,
-    for_shards,
-    plan_in_file,
-)
+from megatron_adaptra.plan.reductions.sized import for_gradients, for_shards, plan_in_file
 
 
 class Handle:
@@ -266,7 +260,10 @@ class PlannedCollectives(ABC):
         if goal in known:
             return known[goal]
         tensors = list(tensors)
-        reason = self._not_ours(goal, tensors, group.size())
+        case = Collective(
+            self._config.allreduce, self._given, goal, group.size(), tensors, buckets.ddp_config
+        )
+        reason = why_not(REDUCTIONS, case)
         if not reason:
             if group not in self._groups:
                 self._groups[group] = self._open(goal, group, buckets, within)
@@ -278,32 +275,6 @@ class PlannedCollectives(ABC):
             reason = found
         self._say(f"{what} by Megatron: {reason}")
         return None
-
-    def _not_ours(self, goal: Goal, tensors: Iterable[torch.Tensor], ranks: int) -> str:
-        """Return why Megatron has to do the collective, or an empty string."""
-        for data in tensors:
-            if data.device.type == "cuda" and self._config.allreduce == AUTO:
-                if captured():
-                    return "they are captured into a CUDA graph"
-                continue  # measured alone
-            if data.layout != torch.strided or data.device.type != "cpu":
-                return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
-            if data.dtype not in FLOATS or not data.is_contiguous():
-                return f"they are {data.dtype} with strides {data.stride()}"
-        name = self._config.allreduce
-        if self._given is not None:
-            if self._given.goal is not goal:
-                return f"the plan of {name} is of another goal: {self._given.goal.value}"
-            if ranks != (wanted := self._given.ranks):
-                return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
-            return ""
-        if goal is not Goal.ALL_REDUCE and name not in (AUTO, *SHARDED):
-            return f"{name} has no {goal.value}"
-        if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
-            return f"{name} needs {fewest} ranks, here is {ranks}"
-        if name == AUTO and ranks > MOST_RANKS:  # each would be connected with each
-            return f"{name} chooses for at most {MOST_RANKS} ranks, here are {ranks}"
-        return ""
 
     def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
         """Connect the ranks of a group, a collective of it; return why not if they disagree."""

@@ -53,7 +53,7 @@ CORE = {
 }
 # Parts of the adapter that are not needed to run an op.
 BESIDE = (
-    "adapter.pipeline.status", "adapter.pipeline.memory",
+    "adapter.pipeline.memory",
     "adapter.entry.checkpoint", "adapter.entry.training_log",
 )  # fmt: skip
 # The last holds a message of the training back, where the user asks for it.

@@ -1,8 +1,7 @@
-"""Jobs that can share out an iteration between replicas, and the reasons why others cannot.
+"""A first iteration, which every job runs as stock, shows whether later ones can be shared out.
 
-Reasons in Megatron's groups and its model are the same on all ranks (`apart`). The rest is seen in
-the first iteration, which every job runs as stock (`FirstIteration`): its data, its losses, and
-whether ops wait for other replicas, which may be at another microbatch under shares.
+It shows data, losses, and whether ops wait for other replicas, which may be at another microbatch
+under shares. Reasons that are known before are rows of `limits`.
 """
 
 from __future__ import annotations
@@ -13,83 +12,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from megatron.core import parallel_state as mpu
-from megatron.core.distributed import DistributedDataParallel
 
-from megatron_adaptra.adapter.compat.features import has_graphs
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of, only
-from megatron_adaptra.adapter.pipeline import closed_groups
+from megatron_adaptra.adapter.compat import closed_groups
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, only
 from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
+from megatron_adaptra.adapter.pipeline.home_data import unreadable
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
-from megatron_adaptra.adapter.shares.share_data import ShareData
-from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.sync import MOST_PAIRS
-
-# Fields of a model's config that scale losses beside `grad_scale_func`, each with the reason.
-_REFUSED = {
-    "moe_grad_scale_func": "a function of its own scales losses of experts",
-    "mtp_grad_scale_func": "a function of its own scales losses of later tokens",
-}
-
-
-def apart(config: AdaptraConfig, arguments: ScheduleArgs) -> str:
-    """Return why replicas run equally many microbatches, or ""; the same on all ranks.
-
-    `arguments`: those of Megatron's schedule, before the first iteration.
-    """
-    if reason := too_many(arguments["num_microbatches"]):
-        return reason
-    if config.reroute != "off" and config.sync != "auto":
-        return (
-            f"--adaptra-reroute {config.reroute} moves microbatches itself; --adaptra-sync auto "
-            "takes one or the other"
-        )
-    if mpu.get_data_parallel_world_size() == 1:
-        return "there is one replica"
-    if (mpu.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
-        return "there are virtual stages"
-    if mpu.get_expert_model_parallel_world_size() > 1:
-        return "replicas share experts"
-    models, theirs = models_of(arguments), config_of(arguments)
-    if has_graphs(theirs):
-        return "CUDA graphs were recorded for as many microbatches"
-    for name, reason in _REFUSED.items():
-        if getattr(theirs, name, None):
-            return reason
-    ties = closed_groups.configured(theirs, models)
-    if why := closed_groups.beyond(closed_groups.own_ranks(), ties):
-        return f"replicas meet inside ops: {why}"
-    for model in models:
-        if not isinstance(model, DistributedDataParallel):
-            return f"gradients of a {type(model).__name__} may be reduced more than once"
-    return ""
-
-
-def too_many(microbatches: int) -> str:
-    """Return why so many `microbatches` of each replica are not shared out, or an empty string."""
-    total = microbatches * mpu.get_data_parallel_world_size()
-    return (
-        f"an iteration has {total}, at most {MOST_PAIRS} are shared out"
-        if total > MOST_PAIRS
-        else ""
-    )
 
 
 class FirstIteration:
     """A FirstIteration watches an iteration that runs as stock.
 
-    `data`: this rank's. `per_token`: `--calculate-per-token-loss` is set.
+    `per_token`: `--calculate-per-token-loss` is set.
     """
 
-    def __init__(self, data: ShareData, per_token: bool) -> None:
-        self._data, self._per_token = data, per_token
+    def __init__(self, per_token: bool) -> None:
+        self._per_token = per_token
         self._met = ""
         self._batches: CountedBatches | None = None
         self._unread = self._losses = ""
 
     def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
         """Return the same `arguments` of Megatron's schedule, with data and losses watched."""
-        self._unread = self._data.why_not(only(arguments["data_iterator"]))
+        self._unread = unreadable(only(arguments["data_iterator"]))
         arguments, self._batches = counted(arguments)
         forward_step = arguments["forward_step_func"]
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.distributed import DistributedDataParallel
 
-WARMUP = "another warmup"  # a limit, as it is logged
 # Fields of a model's config with the number of ranks that share each weight (Megatron 0.19), and
 # of mpu the functions that give their groups.
 _SHARDED = {
