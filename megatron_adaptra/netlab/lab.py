@@ -274,6 +274,7 @@ class Lab:
             "HOST_INDEX": str(index), "HOST_IP": address(index),
             "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
             "NCCL_IB_DISABLE": "1",  # RDMA goes around our network
+            "NCCL_HOSTID": f"netlab-{index}",  # else one machine to NCCL, for memory that is shared
             "RANK": str(index), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": master, "MASTER_PORT": str(PORT),
             "PET_NNODES": world, "PET_NODE_RANK": str(index), "PET_NPROC_PER_NODE": "1",

@@ -278,11 +278,12 @@ def test_the_worst_status_is_the_labs(shaper):
 
 
 def test_words_and_variables_of_a_host(shaper):
-    script = "echo {index} {ip} $HOST_INDEX $RANK $WORLD_SIZE $PET_NODE_RANK $MASTER_ADDR $$"
+    script = "echo {index} {ip} $HOST_INDEX $RANK $WORLD_SIZE $PET_NODE_RANK $MASTER_ADDR $$ "
+    script += "$NCCL_HOSTID"
     done = lab("run", "--shaper", shaper, "--hosts", "2", "--", "sh", "-c", script)
     assert sorted(done.stdout.splitlines()) == [
-        "[0] 0 10.77.0.1 0 0 2 0 10.77.0.1 2",
-        "[1] 1 10.77.0.2 1 1 2 1 10.77.0.1 2",
+        "[0] 0 10.77.0.1 0 0 2 0 10.77.0.1 2 netlab-0",
+        "[1] 1 10.77.0.2 1 1 2 1 10.77.0.1 2 netlab-1",
     ]
 
 
