@@ -94,21 +94,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def judge(part: str, target: Target, work: Path, options: Any) -> Result:
-    """A part's result; an error that ends it early is one, too."""
+def judge(found: Result, target: Target, work: Path, options: Any) -> None:
+    """Run a part; an error that ends it early is a result, too, beside what it found before."""
     begin = time.monotonic()
     try:
-        found: Result = importlib.import_module(f"gpu_check.{part}").run(
-            target, work, Deadline(options.timeout), options
-        )
+        part = importlib.import_module(f"gpu_check.{found.part}")
+        part.run(found, target, work, Deadline(options.timeout), options)
     except Failed as error:
-        found = Result(part, wrong=[str(error)])
+        found.wrong.append(str(error))
         print(error.log, file=sys.stderr, flush=True)
     except Exception as error:  # the other parts have still to be run
-        found = Result(part, wrong=[repr(error)])
+        found.wrong.append(repr(error))
         traceback.print_exc()
+    found.ended = True
     found.seconds = time.monotonic() - begin
-    return found
 
 
 @contextlib.contextmanager
@@ -125,17 +124,22 @@ def _work(keep: Path | None) -> Iterator[Path]:
 def run_parts(target: Target, work: Path, options: Any) -> list[Result]:
     """Each is shown, and written, when it has ended: a later one may be the machine's last."""
     results: list[Result] = []
-    for part in options.parts:
-        result = judge(part, target, work, options)
-        results.append(result)
-        print(f"{result.line} [{result.seconds:.0f} s]", flush=True)
-        for table in result.tables:
-            show_table(table)
+
+    def write() -> None:
         if options.write:
             page.write(target.text, options.words, results, PARTS)
         if options.out:
             page.write_apart(options.out, target.text, options.words, results, PARTS)
         sys.stdout.flush()
+
+    for part in options.parts:
+        result = Result(part, write=write)
+        results.append(result)
+        judge(result, target, work, options)
+        print(f"{result.line} [{result.seconds:.0f} s]", flush=True)
+        for table in result.tables:
+            show_table(table)
+        write()
     return results
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from gpu_check.rank_fixture import RankFixture
 from gpu_check.ranks import Deadline, run_ranks
-from gpu_check.result import Result, ms, not_run
+from gpu_check.result import Result, ms
 from gpu_check.target import CPU, FAKE, GPU, Target
 
 SECONDS, SHORT = 5.0, 1.0  # with anchors, and as long without; of a rehearsal
@@ -29,10 +29,10 @@ MARKS = 2000
 PLANTED = 0.1  # seconds by which the clock is off
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if target.kind == CPU:
-        return not_run("clock", "torch has no CUDA build here, and the CPU has one clock")
-    found = Result("clock")
+        found.why_not = "torch has no CUDA build here, and the CPU has one clock"
+        return
     seconds = SHORT if target.kind == FAKE else SECONDS
     machine = {"kernel_us": 500} if target.kind == FAKE else {}
     given = {"seconds": seconds, "plant": options.plant}
@@ -67,7 +67,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
                 "behind other work: began after", "by its mark"),
                 [[ms(op["launching"]), ms(op["took"]), ms(op["span"]), ms(op["behind"]),
                   ms(op["began"])]])  # fmt: skip
-    return found
 
 
 # On a rank.

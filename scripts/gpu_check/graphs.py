@@ -13,15 +13,15 @@ from statistics import median
 from typing import Any
 
 from gpu_check.ranks import Deadline
-from gpu_check.result import Result, not_run
+from gpu_check.result import Result
 from gpu_check.target import GPU, Target
 from gpu_check.trainings import same_bits, train, why_not
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if why := why_not(target):
-        return not_run("graphs", why)
-    found = Result("graphs")
+        found.why_not = why
+        return
     plant = "uncopied" if options.plant else ""
     stock = train(target, work, deadline, options, plugin=False, graphs=True)
     ours = train(target, work, deadline, options, plugin=True, plant=plant, graphs=True)
@@ -44,4 +44,3 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
         f"{len(ours.ms)} iterations, {len(over)} over the engine; {options.delay:g} ms on a link: "
         f"stock {slow:.0f} ms, ours {took}"
     )
-    return found

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from gpu_check.ranks import Deadline
-from gpu_check.result import Result, not_run
+from gpu_check.result import Result
 from gpu_check.target import FAKE, GPU, Target
 from gpu_check.trainings import BACK, INTO, Trained, train, why_not
 
@@ -15,10 +15,10 @@ LEAST = {GPU: 1.2, FAKE: 1.0}  # times faster than stock; the fake's ranks share
 OFF = 0.25  # of what was predicted
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if why := why_not(target):
-        return not_run("hide", why)
-    found = Result("hide")
+        found.why_not = why
+        return
     if not target.nccl(2):
         found.left_out.append("NCCL, which refuses two ranks on one GPU: Megatron's messages go by "
                               "gloo, through the host")  # fmt: skip
@@ -35,7 +35,7 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
         found.wrong.append(f"messages never left the GPU's queue; an iteration takes "
                            f"{_late(ours):.0f} ms, {slow:.0f} of stock, {healthy:.0f} with a "
                            "healthy link")  # fmt: skip
-        return found
+        return
     took = median([ours.ms[i] for i in hidden][-4:])
     gain = slow / took
     least = LEAST[target.kind]
@@ -66,7 +66,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     found.table("Changes of the plan, as logged", ("decision",), [
         [text] for text in ours.changes if INTO in text or BACK in text
     ])  # fmt: skip
-    return found
 
 
 def _parts(done: Trained, slow: Any, healed: int) -> list[list[float]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.ranks import Deadline
-from gpu_check.result import Result, not_run
+from gpu_check.result import Result
 from gpu_check.target import Target
 from gpu_check.trainings import Trained, train, why_not
 
@@ -21,10 +21,10 @@ NEAR = 0.02  # of the allocator's peak: blocks are rounded
 FEW = 64 << 10  # bytes
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if why := why_not(target):
-        return not_run("memory", why)
-    found = Result("memory")
+        found.why_not = why
+        return
     stock = train(target, work, deadline, options, plugin=False)
     ours = train(
         target, work, deadline, options, plugin=True, plant="spoil" if options.plant else ""
@@ -35,7 +35,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     _reports(found, stock, ours)
     _activations(found, ours)
     _pinned(found, ours)
-    return found
 
 
 def _reports(found: Result, stock: Trained, ours: Trained) -> None:

@@ -32,8 +32,7 @@ HELD = 0.5  # of the compute's time: a message that took so long has waited for 
 SLOWER = 1.5  # compute beside messages against compute alone
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
-    found = Result("paths")
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     sizes = SIZES if target.kind not in (CPU, FAKE) else SMALL
     given = {"sizes": sizes, "nccl": target.nccl(2), "plant": options.plant}
     machine = {"kernel_us": 500} if target.kind == FAKE else {}
@@ -66,7 +65,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     if copied:
         found.figures.append(f"the engine's memory is not pinned: {copied[0]}")
     found.table("Messages", [*columns, *([f"{against}, GB/s"] if against else [])], rows)
-    return found
 
 
 def _row(queues: int, rank: int, one: dict[str, Any], against: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from gpu_check.rank_fixture import RankFixture, pattern
 from gpu_check.ranks import Deadline, run_ranks
-from gpu_check.result import Result, not_run
+from gpu_check.result import Result
 from gpu_check.target import CPU, GPU, Target
 
 SIZES, SMALL = (16, 64), (2,)  # MiB of a message; of a rehearsal
@@ -26,10 +26,10 @@ TURNS = 7
 MIB = 1 << 20
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if target.kind == CPU:
-        return not_run("pieces", "there is no GPU whose copies could overlap")
-    found = Result("pieces")
+        found.why_not = "there is no GPU whose copies could overlap"
+        return
     if target.gpus < 2:
         found.left_out.append("a GPU each: contexts take turns on the one that there is")
     sizes = SIZES if target.kind == GPU else SMALL
@@ -55,7 +55,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
                                          "whole")  # fmt: skip
     columns = ("ms, pieces of MiB", *map(str, PIECES))
     found.table(f"Messages in pieces, median of {TURNS}", columns, rows)
-    return found
 
 
 # On a rank.

@@ -31,12 +31,13 @@ from gpu_check.deterministic import deterministic  # noqa: E402
 from gpu_check.host_staged import host_staged  # noqa: E402
 
 KERNEL_CYCLES = 1_000_000
-STREAMS = 4  # messages that may be on their way at once
+STREAMS = 32  # messages that may be on their way at once, each with its delay from its own start
 
 
 class Late:
-    """Megatron's batches of messages between ranks 0 and 1, which begin `seconds` late while `on`,
-    on streams of NCCL.
+    """A late network has messages between ranks 0 and 1 begin `seconds` late while it is `on`.
+
+    Each message waits on a stream of its own, so that several take one delay, as over a link.
     """
 
     def __init__(self, seconds: float) -> None:

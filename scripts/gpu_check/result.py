@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from megatron_adaptra.cli.output import Table
 
-OK, FAIL, NOT_RUN = "OK", "FAIL", "NOT RUN"
+OK, FAIL, NOT_RUN, CUT_OFF = "OK", "FAIL", "NOT RUN", "CUT OFF"
 MOST = 3  # things that are wrong, on the line
 
 
 @dataclass
 class Result:
-    """`figures`: measured, of a part that passed; `wrong`: what failed; `left_out`: what this
-    machine does not allow; `why_not`: it did not run; `seconds`: what it took."""
+    """A result holds what a part has found so far.
+
+    `figures`: measured; `wrong`: what failed; `left_out`: what this machine does not allow;
+    `why_not`: why the part did not run; `seconds`: what it took; `ended`: it came to its end.
+    `write`: called by `so_far`, since a machine that is lent may be taken away in mid-part.
+    """
 
     part: str
     figures: list[str] = field(default_factory=list)
@@ -24,12 +28,21 @@ class Result:
     tables: list[Table] = field(default_factory=list)
     why_not: str = ""
     seconds: float = 0.0
+    ended: bool = False
+    write: Callable[[], None] | None = field(default=None, repr=False)
 
     @property
     def word(self) -> str:
         if self.wrong:
             return FAIL
-        return NOT_RUN if self.why_not else OK
+        if self.why_not:
+            return NOT_RUN
+        return OK if self.ended else CUT_OFF
+
+    def so_far(self) -> None:
+        """Write what has been found, of which the part is not the end."""
+        if self.write is not None:
+            self.write()
 
     @property
     def line(self) -> str:
@@ -41,14 +54,17 @@ class Result:
             text = f"{self.part}: {self.word}, {'; '.join(shown)}"
             if len(self.wrong) > MOST:
                 text += f"; and {len(self.wrong) - MOST} more"
+            if self.wrong and self.figures:
+                text += f" (found before: {'; '.join(self.figures)})"
         if self.left_out:
             text += f" (left out: {'; '.join(self.left_out)})"
         return " ".join(text.split())
 
     def data(self) -> dict[str, Any]:
         """All of it, for JSON."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "write"}
         tables = [table._asdict() for table in self.tables]
-        return {**vars(self), "word": self.word, "line": self.line, "tables": tables}
+        return {**own, "word": self.word, "line": self.line, "tables": tables}
 
     def check(self, well: bool, otherwise: str) -> None:
         """Note what is wrong, unless all is `well`."""
@@ -57,10 +73,7 @@ class Result:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.tables.append(Table(title, tuple(columns), [list(row) for row in rows]))
-
-
-def not_run(part: str, why: str) -> Result:
-    return Result(part, why_not=why)
+        self.so_far()
 
 
 def many(count: int, what: str) -> str:

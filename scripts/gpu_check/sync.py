@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from gpu_check.rank_fixture import CYCLES, RankFixture, pattern, timed
 from gpu_check.ranks import Deadline, run_ranks
-from gpu_check.result import Result, many, ms, not_run
+from gpu_check.result import Result, many, ms
 from gpu_check.target import CPU, FAKE, Target
 
 LATE = 1.0  # seconds
@@ -24,10 +24,10 @@ WAITS = 600  # kernels that stand for a receive on the GPU, where a fault is pla
 KERNELS = ("frac", "trunc", "atan", "cosh", "log1p", "expm1", "asinh", "sign")  # compiled ones
 
 
-def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
+def run(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
     if target.kind == CPU:
-        return not_run("sync", "torch has no CUDA build here, so nothing waits for a GPU")
-    found = Result("sync")
+        found.why_not = "torch has no CUDA build here, so nothing waits for a GPU"
+        return
     machine = {"kernel_us": 2000, "lazy_loading": 1} if target.kind == FAKE else {}
     sizes = SIZES[:1] if target.kind == FAKE else SIZES
     table: dict[str, list[float]] = {}
@@ -53,7 +53,6 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     found.table("Calls while messages are outstanding, ms", ("call", *columns), [
         [call, *(f"{1e3 * x:.2f}" for x in seconds)] for call, seconds in table.items()
     ])  # fmt: skip
-    return found
 
 
 # On a rank.

@@ -34,7 +34,9 @@ def out_of_time(text: str = ENDLESS, seconds: float = 0.5) -> Callable[..., Any]
 def judged(work: Path, seconds: float) -> Result:
     """Of a GPU's part, whose ranks find none and run the cases of a rehearsal on the CPU."""
     options = program.parse(["--timeout", f"{seconds:g}", "equality"])
-    return program.judge("equality", Target(GPU, 1, VERSIONS), work, options)
+    found = Result("equality")
+    program.judge(found, Target(GPU, 1, VERSIONS), work, options)
+    return found
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_a_training_that_does_not_end_keeps_the_cases(
     found = judged(tmp_path, program.MOST)
     assert found.word == "FAIL"
     assert "training, stock: not done after 0.5 s: rank 0" in found.line
-    assert found.line.endswith(CASES)
+    assert found.line.endswith(f"(found before: {CASES})")
     (table,) = found.tables
     assert [row[2:4] for row in table.rows] == [["6", "6"]]
     assert float(table.rows[0][4]) > 0, "seconds"
@@ -71,7 +73,8 @@ def test_what_has_no_time_left_is_not_begun(
     for words in (
         "equality, pp2, 2 ranks: not begun: the part's 1e-09 s are over",
         "pp2: 0 of 6 cases ended",
-        "training, stock: not begun: the part's 1e-09 s are over; 0 of 6 cases have the bits",
+        "training, stock: not begun: the part's 1e-09 s are over",
+        "(found before: 0 of 6 cases have the bits of stock)",
     ):
         assert words in found.line
     assert [row[2:4] for row in found.tables[0].rows] == [["6", "0"]]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu_check import __main__ as program
 from gpu_check import deterministic, page, paths, ranks, trainings
-from gpu_check.result import Result, not_run
+from gpu_check.result import Result
 from gpu_check.target import CPU, Target
 from launching import ROOT, refused, run
 
@@ -28,14 +28,14 @@ TARGET = Target(
 
 
 def measured() -> Result:
-    found = Result("clock", figures=["off by 2 us"], seconds=7.2)
+    found = Result("clock", figures=["off by 2 us"], seconds=7.2, ended=True)
     found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
     return found
 
 
 @pytest.mark.parametrize("name", ["new/folder", "here.md", "here.json"])
 def test_results_go_to_files_of_their_own(tmp_path: Path, name: str) -> None:
-    results = [measured(), not_run("hide", "why")]
+    results = [measured(), Result("hide", why_not="why")]
     text, data = page.write_apart(tmp_path / name, "2 x H100", ["clock"], results, program.PARTS)
     stem = name.partition(".")[0] + ("" if "." in name else "/gpu_check")
     assert (text, data) == (tmp_path / f"{stem}.md", tmp_path / f"{stem}.json")
@@ -56,24 +56,41 @@ def options(out: Path, *parts: str) -> Any:
     return program.parse(words)
 
 
-def test_what_ended_is_written_before_the_next_part_begins(
+def test_what_a_part_has_found_is_written_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(part: str, *_: Any) -> Result:
-        if part == "sync":
-            raise KeyboardInterrupt
-        return measured()
+    def cut_off(found: Result, *_: Any) -> None:
+        found.figures.append("off by 2 us")
+        found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(program, "judge", judge)
+    monkeypatch.setattr(paths, "run", cut_off)
+    out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        program.run_parts(TARGET, tmp_path, options(tmp_path / "out", "clock", "sync"))
-    assert "| with anchors | 2 us |" in (tmp_path / "out" / "gpu_check.md").read_text()
+        program.run_parts(TARGET, tmp_path, options(out, "paths", "clock"))
+    text = (out / "gpu_check.md").read_text()
+    assert "paths: CUT OFF, off by 2 us\n" in text
+    assert "| with anchors | 2 us |" in text
+    (part,) = json.loads((out / "gpu_check.json").read_text())["parts"]
+    assert (part["word"], part["ended"], part["figures"]) == ("CUT OFF", False, ["off by 2 us"])
+
+
+def test_a_part_that_fails_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(found: Result, *_: Any) -> None:
+        found.figures.append("off by 2 us")
+        raise ranks.Failed("rank 1 is gone", "its log")
+
+    monkeypatch.setattr(paths, "run", fails)
+    (found,) = program.run_parts(TARGET, tmp_path, options(tmp_path / "out", "paths"))
+    assert found.line == "paths: FAIL, rank 1 is gone (found before: off by 2 us)"
 
 
 def test_an_unexpected_error_fails_its_part_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: Any) -> Result:
+    def broken(*_: Any) -> None:
         return [].surprise  # type: ignore[attr-defined]
 
     monkeypatch.setattr(paths, "run", broken)
