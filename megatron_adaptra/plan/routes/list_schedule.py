@@ -86,8 +86,8 @@ class Workers:
         known = self.links.get((source, target))
         if known is None:
             c = self.conditions
-            wire = max(c.wire(source, target), self.port[source], self.port[target])
-            known = self.links[source, target] = wire, c.link(source, target).delay
+            delay = c.link(source, target).delay
+            known = self.links[source, target] = c.passes(source, target), delay
         return known
 
     def schedule(self, made: Made, policy: str) -> Schedule:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -216,24 +216,17 @@ def _shift(
     seconds = [max(microbatch_seconds(workers, w) for w in chain) for chain in chains]
     if min(seconds) == math.inf or min(seconds) == max(seconds):
         return None
-    shares = even_shares([partial(_times, each) for each in seconds], workers.units)
+    shares = even_shares([partial(operator.mul, each) for each in seconds], workers.units)
     best = search.best_rule(shifted(workers, chains, shares))
+    kinds = [None if each == math.inf else each for each in seconds]
 
-    def options() -> Iterator[tuple[list[int], Runs]]:
+    def options(_: int, best: Found) -> Iterator[tuple[list[int], Runs]]:
         ends = [max(best.made.ends[w] for w in chain) for chain in chains]
-        kinds = [None if each == math.inf else each for each in seconds]
-        for changed in transfers(shares, kinds, ends):
+        for changed in transfers(parts[0], kinds, ends):
             yield changed, shifted(workers, chains, changed)
 
-    improved = True
-    while improved and not search.spent:
-        improved = False
-        for changed, runs in options():
-            tried = search.try_runs(runs, best)
-            if tried is not best:
-                best, shares, improved = tried, changed, True
-                break
-    return best
+    parts = [shares]
+    return _settled(search, best, parts, [0], options)
 
 
 def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains) -> Found:
@@ -242,7 +235,7 @@ def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains
     stages = [[chain[s] for chain in chains] for s in range(c.stages)]
     shares = []
     for line in stages:
-        costs = [partial(_times, microbatch_seconds(workers, w)) for w in line]
+        costs = [partial(operator.mul, microbatch_seconds(workers, w)) for w in line]
         shares.append(even_shares(costs, workers.units))
 
     def line_of(stage: int, numbers: list[int]) -> list[int]:
@@ -257,23 +250,39 @@ def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains
         for line in stages
     ]
     uneven = [s for s in range(c.stages) if len(set(kinds[s])) > 1]
+
+    def options(stage: int, best: Found) -> Iterator[tuple[list[int], Runs]]:
+        ends = [best.made.ends[w] for w in stages[stage]]
+        for changed in transfers(shares[stage], kinds[stage], ends):
+            runs = list(best.runs)
+            runs[stage] = line_of(stage, changed)
+            yield changed, runs
+
+    return _settled(search, best, shares, uneven, options)
+
+
+def _settled(
+    search: RouteSearch,
+    best: Found,
+    shares: list[list[int]],
+    parts: Sequence[int],
+    options: Callable[[int, Found], Iterator[tuple[list[int], Runs]]],
+) -> Found:
+    """Change the shares of one of the `parts` after another, as long as routes get better.
+
+    `options`: other shares of a part, with their routes, beside the best ones. Those that are
+    better take the place of `shares[part]`.
+    """
     improved = True
     while improved and not search.spent:
         improved = False
-        for s in uneven:
-            ends = [best.made.ends[w] for w in stages[s]]
-            for changed in transfers(shares[s], kinds[s], ends):
-                runs = list(best.runs)
-                runs[s] = line_of(s, changed)
+        for part in parts:
+            for changed, runs in options(part, best):
                 tried = search.try_runs(runs, best)
                 if tried is not best:
-                    best, shares[s], improved = tried, changed, True
+                    best, shares[part], improved = tried, changed, True
                     break
     return best
-
-
-def _times(seconds: float, count: int) -> float:
-    return seconds * count
 
 
 def _moved(schedule: Schedule) -> int:
