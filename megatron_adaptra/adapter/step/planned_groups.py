@@ -12,7 +12,6 @@ from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.execute.planned.connected import Connected, gather
-from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 
@@ -25,8 +24,8 @@ class PlannedGroup:
 
     To make one is a collective of the group.
 
-    `adaptive`: measures, and knows the plan that ranks have voted on, or that none runs on a GPU;
-    None where a setting names the plan.
+    `exchange`: this rank's side of them. `adaptive`: measures, and knows the plan that ranks have
+    voted on, or that none runs on a GPU; None where a setting names the plan.
 
     Args:
         group: torch's.
@@ -56,6 +55,7 @@ class PlannedGroup:
         self._connected = Connected.between(
             group, name, config.timeout, config.transport, config.encrypt, meshes
         )
+        self.exchange = self._connected.exchange
         self.adaptive: MeasuredReductions | None = None
         if auto:
             ranks = tuple(dist.get_process_group_ranks(group))
@@ -70,11 +70,6 @@ class PlannedGroup:
     def loop(self) -> Loop[ReductionRemedy] | None:
         """The loop that chooses plans, at the group's first rank; None where none does."""
         return None if self.adaptive is None else self.adaptive.loop
-
-    @property
-    def exchange(self) -> Exchange:
-        """This rank's side of collectives by plan."""
-        return self._connected.exchange
 
     def begins(self, buckets: Any) -> None:
         """Prepare to reduce gradients of `buckets`; the first ones seen begin each iteration.
