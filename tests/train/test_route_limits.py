@@ -113,6 +113,12 @@ def test_replicas_are_planned_apart_for_a_reason(
     assert bool(words) == bool(why)
 
 
+def test_a_reason_stands_once_in_the_table() -> None:
+    reasons = [row.reason for row in limits.ROWS if row.reason != "{}"]
+    again = {reason for reason in reasons if reasons.count(reason) > 1}
+    assert not again, again
+
+
 class Model(torch.nn.Module):
     def __init__(self, hidden: float, inside: float) -> None:
         super().__init__()
