@@ -19,8 +19,8 @@ from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.sim.clock import step_spans
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.findings import counts, measured_too
+from megatron_adaptra.view.pipeline import shares_gantt
 from megatron_adaptra.view.report import Simulated
-from megatron_adaptra.view.shares import shares_gantt
 from megatron_adaptra.view.summary import Shares, entry
 
 _FORWARD = 1 / 3  # of a microbatch, in the picture: a backward takes twice as long

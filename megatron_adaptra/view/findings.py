@@ -158,12 +158,6 @@ def pictures(report: Report) -> list[Picture]:
     return out
 
 
-def common_seconds(report: Report) -> float:
-    """The length of the one axis on which all timelines are drawn."""
-    lengths = [p.gantt.makespan for p in pictures(report) if p.gantt is not None]
-    return 1.04 * max(lengths, default=0.0) or 1.0
-
-
 def error(report: Report, arm: ArmReport) -> str:
     """Return how far the measurement is off the prediction; empty where one is missing."""
     figures = report.summary["arms"][arm.name]

@@ -11,8 +11,8 @@ from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import Report, Simulated
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares
+from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
-from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
 
 NONE = "–"
@@ -87,7 +87,8 @@ def _timelines(report: Report) -> str:
     pictures = findings.pictures(report)
     if not pictures:
         return ""
-    seconds = findings.common_seconds(report)
+    gantts = [picture.gantt for picture in pictures if picture.gantt is not None]
+    seconds = 1.04 * max(gantt.makespan for gantt in gantts) or 1.0
     drawn = []
     for i, picture in enumerate(pictures):
         if picture.gantt is None:
@@ -108,7 +109,7 @@ def _timelines(report: Report) -> str:
     note = f"All on one time scale. Hover over a box for its times.{_which_plan(report)}"
     return section(
         f"One iteration{which}, measured and predicted",
-        gantt_legend([p.gantt for p in pictures if p.gantt is not None], seconds),
+        gantt_legend(gantts, seconds),
         element("div", *drawn, class_="scroll"),
         note=note,
     )
