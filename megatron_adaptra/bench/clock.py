@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,8 +13,16 @@ import torch.distributed as dist
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
 
+W = TypeVar("W")
 _PAUSE = 1e-3  # seconds until all ranks start, after a message has reached all of them
 _QUESTIONS = 50  # to rank 0: the answer that came soonest gives the offset
+
+
+def in_turns(ways: Sequence[W], rounds: int) -> Iterator[tuple[int, W]]:
+    """Give the number of each of `rounds` and each of `ways`; another one is first in each."""
+    for number in range(rounds):
+        for at in range(len(ways)):
+            yield number, ways[(number + at) % len(ways)]
 
 
 class Clock:

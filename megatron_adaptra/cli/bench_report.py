@@ -11,8 +11,7 @@ from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.page import chart_section, header, page, section, table
-from megatron_adaptra.view.markup import element
+from megatron_adaptra.view.html.page import charts_row, header, page, section, table
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Row = Mapping[str, Any]
@@ -83,12 +82,11 @@ def _cell(name: str, value: object) -> str:
 def html(finding: Finding) -> str:
     """Return the measurement as an HTML page."""
     cells = table_of(finding)
-    charts = [chart_section(chart) for chart in _charts(finding)]
     headline = _HEADLINE[finding.kind]
     return page(
         headline,
         header("adaptra bench", headline, [cells.title]),
-        element("div", *charts, class_="pair"),
+        charts_row(_charts(finding)),
         section("All figures", table(cells.columns, cells.rows)),
     )
 

@@ -16,7 +16,7 @@ from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.page import chart_section, header, page, section, table, tiles
+from megatron_adaptra.view.html.page import charts_row, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
@@ -95,8 +95,8 @@ def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = Non
 
 def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
     """Return the HTML page. `title`: the user's name of the job; `share`: of --max-slowdown."""
-    drawn = [chart_section(chart) for chart in charts(result, share)]
     cells = table_of(result, outcome)
+    strong = [i for i, row in enumerate(result.rows) if row.name == DEFAULT]
     return page(
         headline(result, outcome),
         header(
@@ -105,10 +105,10 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
             [in_words(result.conditions), *leads(result, outcome)],
         ),
         tiles(_tiles(result, outcome)),
-        element("div", *drawn, class_="pair"),
+        charts_row(charts(result, share)),
         section(
             "Every policy within every budget",
-            table(cells.columns, cells.rows, _strong(result)),
+            table(cells.columns, cells.rows, strong),
             *(element("p", text(words), class_="note") for words in notes(result)),
             note="Milliseconds of an iteration, and how many times the lower bound of "
             f"{ms(result.bound)}, by activation budget: the microbatches whose activations a "
@@ -235,7 +235,3 @@ def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
         out.append((ms(best.unlimited.seconds), words))
     out.append((ms(result.bound), "lower bound: what no schedule can beat"))
     return out
-
-
-def _strong(result: Comparison) -> list[int]:
-    return [i for i, row in enumerate(result.rows) if row.name == DEFAULT]

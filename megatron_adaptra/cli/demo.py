@@ -219,22 +219,19 @@ def add_parser(subparsers: Any) -> None:
 def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     _refuse_contradictions(args)
-    given = vars(args)
-    same = {f.name for f in fields(DemoOptions) if given.get(f.name) is not None} - {
-        "delay",
-        "bandwidth",
+    given = {
+        one.name: value
+        for one in fields(DemoOptions)
+        if (value := vars(args).get(one.name)) is not None
     }
     if args.delay is not None:
-        given = {**given, "delay": parse_seconds(args.delay, "--delay")}
-        same.add("delay")
+        given["delay"] = parse_seconds(args.delay, "--delay")
     if args.bandwidth is not None:
-        rate = parse_rate(args.bandwidth, "--bandwidth")
-        given = {**given, "bandwidth": rate}
+        given["bandwidth"] = parse_rate(args.bandwidth, "--bandwidth")
         if args.delay is None:  # a thin link, and nothing else
             given["delay"] = 0.0
-        same |= {"delay", "bandwidth"}
     return DemoOptions(
-        **{name: given[name] for name in same},
+        **given,
         slow_links=[part for text in args.slow_link for part in text.split(",")],
         slow_workers=[part for text in args.slow_worker for part in text.split(",")],
         slow_paths=args.slow_path,

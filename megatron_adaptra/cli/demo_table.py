@@ -8,8 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.view.decisions import shares_line
-from megatron_adaptra.view.findings import equalities, memory_table, peak_bytes, row_noun
+from megatron_adaptra.view.findings import (
+    equalities,
+    memory_table,
+    peak_bytes,
+    row_noun,
+    shares_line,
+)
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.summary import Summary
 

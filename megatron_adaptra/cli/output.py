@@ -8,14 +8,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.base.errors import BadFile
 from megatron_adaptra.base.files import replacing
+from megatron_adaptra.view.html.page import Table as Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,14 +36,6 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else _WIDE
     return Console(highlight=False, markup=False, width=width)
-
-
-class Table(NamedTuple):
-    """A table holds its cells as shown: words in the first column, numbers in the others."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def show_table(table: Table) -> None:

@@ -45,7 +45,24 @@ from megatron_adaptra.view.findings import key_phase, slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.report import ArmReport, Report
-from megatron_adaptra.view.summary import Machine, MemoryFigures, PhaseFigures, Summary
+from megatron_adaptra.view.summary import (
+    Machine,
+    MemoryFigures,
+    PhaseFigures,
+    Replan,
+    Summary,
+    entry,
+)
+
+# Options that the summary has by their own names, in three parts.
+_SHAPE = (
+    "stages", "microbatches", "data_parallel", "num_layers", "hidden_size", "seq_length",
+    "iterations",
+)  # fmt: skip
+_SLOW = (
+    "slow_links", "slow_workers", "slow_paths", "late_ranks", "slow_replicas", "slow_hosts",
+)  # fmt: skip
+_PLANS = ("engine", "reroute", "sync", "policy", "chunks", "recompute")
 
 
 @dataclass
@@ -156,14 +173,18 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
+    phase = phases[key_phase(phases)]
+    simulated = (
+        drawn_reduction(groups, phase),
+        drawn_shares(run.shares, summary["shares"], phase),
+    )
     report = Report(
         title=f"A GPT through {pipelines} with a {slow_noun(summary['config'])}",
         summary=summary,
         arms=arms,
         phases=phases,
         link_delay_ms=_delays_ms(planner.delays),
-        reduction=drawn_reduction(groups, phases[key_phase(phases)]),
-        shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
+        simulated=[one for one in simulated if one is not None],
     )
     out.joinpath("report.html").write_text(report_html(report))
 
@@ -195,14 +216,13 @@ def _arm_reports(
 ) -> list[ArmReport]:
     """Both arms, each with a measured and the predicted timeline of the plan compared."""
     if comparison is None:
-        return [ArmReport(name, iteration_ms[name]) for name in ("stock", "adaptra")]
+        return [ArmReport(name) for name in ("stock", "adaptra")]
     predicted = {"stock": comparison.stock, "adaptra": comparison.plan.timeline}
     conditions = comparison.plan.conditions
     several = conditions if isinstance(conditions, ReplicaConditions) else None
     return [
         ArmReport(
             name,
-            iteration_ms[name],
             _drawn(shown, replicas, name, iteration_ms[name], comparison),
             predicted[name],
             several,
@@ -333,19 +353,8 @@ def _summary(
         detected = [one["detected"] for one in reduced if one["detected"] >= onset]
     return {
         "config": {
-            "stages": options.stages,
-            "microbatches": options.microbatches,
-            "data_parallel": options.data_parallel,
-            "num_layers": options.num_layers,
-            "hidden_size": options.hidden_size,
-            "seq_length": options.seq_length,
-            "iterations": options.iterations,
-            "slow_links": options.slow_links if options.emulate else [],
-            "slow_workers": options.slow_workers if options.emulate else [],
-            "slow_paths": options.slow_paths if options.emulate else [],
-            "late_ranks": options.late_ranks if options.emulate else [],
-            "slow_replicas": options.slow_replicas if options.emulate else [],
-            "slow_hosts": options.slow_hosts if options.emulate else [],
+            **{name: getattr(options, name) for name in _SHAPE},
+            **{name: getattr(options, name) if options.emulate else [] for name in _SLOW},
             "hosts": options.ports if options.late_ranks else [],
             "emulate_link": options.emulate_link,
             "emulate_worker": options.emulate_worker,
@@ -356,12 +365,7 @@ def _summary(
             "message_bytes": options.message_bytes,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
-            "engine": options.engine,
-            "reroute": options.reroute,
-            "sync": options.sync,
-            "policy": options.policy,
-            "chunks": options.chunks,
-            "recompute": options.recompute,
+            **{name: getattr(options, name) for name in _PLANS},
             "activation_budget": options.activation_budget or "none",
             "precision": options.precision,
             "dropout": options.dropout,
@@ -397,17 +401,7 @@ def _summary(
             "warmup": list(comparison.plan.schedule.warmup),
             "since_iteration": comparison.since,
         },
-        "replans": [
-            {
-                "iteration": d.iteration,
-                "why": d.why,
-                "warmup_before": d.warmup_before,
-                "warmup_after": d.warmup_after,
-                "predicted_ms": d.predicted_ms,
-                "measured_ms": d.measured_ms,
-            }
-            for d in run.decisions
-        ],
+        "replans": [entry(Replan, decision) for decision in run.decisions],
         "all_reduces": reduced,
         "shares": shares,
         "detected_after_iterations": min(detected) - onset + 1 if detected else None,

@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
+from megatron_adaptra.view.html.page import Table, gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
 WIDTH, LOW_ROW = 1160, 18  # pixels
-
-
-class Table(NamedTuple):
-    """Text in cells under a `title`: one row `head`, then `rows`."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -75,25 +67,21 @@ def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
 def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
     """A page: the Gantt, `width` pixels wide, and its figures."""
     svg = gantt_svg(drawing.gantt, drawing.seconds, width=width, title=drawing.name)
+    style = f"min-width:{width}px" if width > WIDTH else None  # a wider one is scrolled
     parts = [
         header(drawing.job, drawing.headline(), [drawing.why]),
         tiles(drawing.figures),
         section(
             drawing.title,
             gantt_legend([drawing.gantt], drawing.seconds),
-            element("div", element("div", svg, style=_wide(width)), class_="scroll"),
+            element("div", element("div", svg, style=style), class_="scroll"),
             note="Hover over a box or a line for its times.",
         ),
     ]
     if drawing.table:
-        title, head, rows = drawing.table
-        parts.append(section(title, table(head, rows)))
+        title, columns, rows = drawing.table
+        parts.append(section(title, table(columns, rows)))
     return page(drawing.headline(), *parts)
-
-
-def _wide(width: int) -> str | None:
-    """Return the style that lets a page scroll a picture wider than WIDTH; None for others."""
-    return f"min-width:{width}px" if width > WIDTH else None
 
 
 def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
@@ -140,7 +128,7 @@ def side_by_side_html(
         headline,
         header(name, headline, leads),
         tiles(figures),
-        section(cells.title, table(cells.head, cells.rows)),
+        section(cells.title, table(cells.columns, cells.rows)),
         section(
             "The iterations on one scale",
             gantt_legend(list(gantts.values()), seconds),

@@ -11,7 +11,7 @@ from megatron_adaptra.view.charts import Mark, Series, known
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
-from megatron_adaptra.view.summary import MemoryFigures, Summary
+from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Shares, Summary
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
 COLUMNS = 8  # stages that get a column each; more stages share one column of ranges
@@ -158,12 +158,6 @@ def pictures(report: Report) -> list[Picture]:
     return out
 
 
-def common_seconds(report: Report) -> float:
-    """The length of the one axis on which all timelines are drawn."""
-    lengths = [p.gantt.makespan for p in pictures(report) if p.gantt is not None]
-    return 1.04 * max(lengths, default=0.0) or 1.0
-
-
 def error(report: Report, arm: ArmReport) -> str:
     """Return how far the measurement is off the prediction; empty where one is missing."""
     figures = report.summary["arms"][arm.name]
@@ -250,10 +244,11 @@ def replan_marks(report: Report) -> list[Mark]:
 
 def time_series(report: Report) -> list[Series]:
     """Return a line of iteration times per arm."""
+    arms = report.summary["arms"]
     return [
-        Series(arm.name, arm.iteration_ms, arm_colour(arm.name, i))
+        Series(arm.name, arms[arm.name]["iteration_ms"], arm_colour(arm.name, i))
         for i, arm in enumerate(report.arms)
-        if known(arm.iteration_ms)
+        if known(arms[arm.name]["iteration_ms"])
     ]
 
 
@@ -282,3 +277,52 @@ def delay_series(report: Report) -> list[Series]:
             colour = OTHER[len(loud) % len(OTHER)]
             loud.append(Series(f"{source} → {target}", values, colour, _goes_back(source, target)))
     return quiet + loud
+
+
+def all_reduce_detail(one: AllReduce) -> str:
+    """Describe `one`: the change, its ranks, and the predicted and measured times."""
+    times = _times(
+        ("native", one["native_ms"]),
+        ("predicted", one["predicted_ms"]),
+        ("measured", one["measured_ms"]),
+    )
+    text = f"{one['before']} → {one['after']}; ranks {ranges(one['ranks'])}"
+    return text + (f"; after the last arrival {times}" if times else "")
+
+
+def shares_detail(one: Shares) -> str:
+    """Describe `one`: the change, the predicted and measured times, the other remedies."""
+    times = _times(
+        ("with equal counts", one["full_ms"]),
+        ("predicted", one["predicted_ms"]),
+        ("measured", one["measured_ms"]),
+    )
+    others = [
+        f"{other['remedy']} would leave {number(other['leaves_ms'])} ms"
+        for other in one["cheaper"]
+        if other["leaves_ms"] is not None
+    ]
+    change = f"{counts(one['before'])} → {counts(one['after'])} microbatches"
+    return "; ".join([change, f"an iteration {times}", *others])
+
+
+def _times(*times: tuple[str, float | None]) -> str:
+    return ", ".join(f"{word} {number(ms)} ms" for word, ms in times if ms)
+
+
+def counts(each: Sequence[int]) -> str:
+    """Return the microbatches of `each` replica as text, `9,9,5,9`."""
+    return ",".join(map(str, each))
+
+
+def shares_line(one: Shares) -> str:
+    """A line of the closing table, for `one` of summary.json."""
+    return (
+        f"microbatches from iteration {one['iteration']} on, {counts(one['after'])}: "
+        f"{one['why']} ({shares_detail(one)})"
+    )
+
+
+def measured_too(ms: float | None) -> str:
+    """Return words on the `ms` that were measured, to follow a prediction; empty for None."""
+    return "" if ms is None else f", measured {number(ms)} ms"

@@ -11,8 +11,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
-from megatron_adaptra.view.bars import Bar, Gantt
-from megatron_adaptra.view.legend import legend_keys, slow_messages
+from megatron_adaptra.view.bars import Bar, Gantt, legend_keys, slow_messages
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE, STOCK
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
+
+E = TypeVar("E")
 
 
 class PhaseFigures(TypedDict):
@@ -116,3 +118,12 @@ class Summary(TypedDict):
     memory: MemoryFigures | None
     machine: Machine
     notes: Sequence[str]
+
+
+def entry(kind: type[E], decision: object, **figures: object) -> E:
+    """Return the entry of a `kind`: by its keys, these `figures`, else the decision's attributes.
+
+    `decision`: that the entry records.
+    """
+    found = {**vars(decision), **figures}
+    return cast(E, {key: found[key] for key in kind.__annotations__})

@@ -38,7 +38,6 @@ from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.drawing import Table as DrawnTable
 from megatron_adaptra.view.drawing import side_by_side_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
 
@@ -85,7 +84,7 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
             leads,
             [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
             _gantts(own, args.sends, shares),
-            DrawnTable("What each move gains", cells.columns, cells.rows),
+            cells._replace(title="What each move gains"),
         )
 
     def show() -> None:

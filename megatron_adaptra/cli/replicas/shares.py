@@ -10,6 +10,7 @@ from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.once import given
 from megatron_adaptra.cli.output import Table, ms, note, print_json, progress, say, show_table
+from megatron_adaptra.cli.plugin import RULE
 from megatron_adaptra.cli.replicas.figures import MOST_ROWS
 from megatron_adaptra.cli.replicas.source import SHARE
 from megatron_adaptra.ir.sync import SyncPlan
@@ -19,8 +20,7 @@ from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
 from megatron_adaptra.view import axis
 from megatron_adaptra.view.drawing import Drawing
-from megatron_adaptra.view.drawing import Table as DrawnTable
-from megatron_adaptra.view.shares import shares_gantt
+from megatron_adaptra.view.pipeline import shares_gantt
 
 SAME = 1.0005  # gains below are shown as none
 CANNOT = (
@@ -108,7 +108,7 @@ def run_shares(args: argparse.Namespace, job: Job) -> int:
     say(EXPLAINED)
     if ladder is not None:
         show_table(ladder_table(ladder))
-        say(ladder_line(ladder))
+        say(f"auto: {ladder_in_words(ladder, RULE.min_gain)}")
     if (words := why_not(plan)) is not None:
         say(words)
     elif job.conditions.stages > 1:
@@ -163,10 +163,10 @@ def _rows(plan: PipelineShares) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(plan: PipelineShares) -> Table:
+def _table(plan: PipelineShares, title: str = "") -> Table:
     each = plan.sync.microbatches
     columns = ("replica", "microbatches", "weight", "of others", "takes, ms", f"with {each}, ms")
-    return Table("", columns, _rows(plan))
+    return Table(title, columns, _rows(plan))
 
 
 def shares_json(plan: PipelineShares) -> dict[str, Any]:
@@ -203,7 +203,6 @@ def shares_drawing(args: argparse.Namespace, job: Job) -> tuple[Drawing, Pipelin
     before, after = plan.timelines()
     assert plan.conditions is not None
     each = plan.sync.microbatches
-    head = ("replica", "microbatches", "weight", "of others", "takes, ms", f"with {each}, ms")
     drawing = Drawing(
         SHARE,
         ": ".join(filter(None, (title_of(args), in_words(job.conditions, job.replicas)))),
@@ -216,7 +215,7 @@ def shares_drawing(args: argparse.Namespace, job: Job) -> tuple[Drawing, Pipelin
             (axis.ms(plan.full), f"with {each} microbatches each"),
             (axis.ms(plan.bound), "no counts are faster"),
         ],
-        DrawnTable("Replica by replica", head, _rows(plan)),
+        _table(plan, "Replica by replica"),
         plan.predicted,
     )
     return drawing, plan
@@ -229,7 +228,7 @@ def ladder_of(job: Job, sends: str) -> Ladder | None:
     """
     assert job.replicas is not None  # the caller has looked
     try:
-        return plan_remedies(job.replicas, sends, _min_gain())
+        return plan_remedies(job.replicas, sends, RULE.min_gain)
     except BadInput:
         return None
 
@@ -250,15 +249,3 @@ def _row(one: Remedy, ladder: Ladder) -> tuple[str, ...]:
         return name, "–", "–", one.why
     gain = f"{ladder.full / one.leaves:.2f} x" if one.leaves else ""
     return name, ms(one.leaves), gain, one.why
-
-
-def ladder_line(ladder: Ladder) -> str:
-    """Name in a sentence the remedy of a `ladder` that `auto` takes."""
-    return f"auto: {ladder_in_words(ladder, _min_gain())}"
-
-
-def _min_gain() -> float:
-    """Return the share of an iteration that a plan has to save without `--adaptra-min-gain`."""
-    from megatron_adaptra.config import AdaptraConfig  # starts slowly, and few jobs need it
-
-    return AdaptraConfig().min_gain

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.bars import Gantt, legend_keys
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.style import CSS
-from megatron_adaptra.view.legend import legend_keys
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
+from megatron_adaptra.view.svg.charts import xy_chart_svg
+
+
+class Table(NamedTuple):
+    """A table holds its cells as shown: words in the first column, numbers in the others."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def page(title: str, *parts: str, footer: str = "") -> str:
@@ -74,10 +82,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[i
     return element("div", element("table", inner, class_="wide"), class_="scroll")
 
 
-def chart_section(chart: XYChart) -> str:
-    """A card with a chart and its legend: markup."""
-    picture = element("div", xy_chart_svg(chart), class_="scroll")
-    return section(chart.title, curves_legend(chart.curves), picture, note=chart.note)
+def charts_row(charts: Sequence[XYChart]) -> str:
+    """Cards beside each other, each with one of the `charts` and its legend: markup."""
+    cards = [
+        section(
+            chart.title,
+            curves_legend(chart.curves),
+            element("div", xy_chart_svg(chart), class_="scroll"),
+            note=chart.note,
+        )
+        for chart in charts
+    ]
+    return element("div", *cards, class_="pair")
 
 
 def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.view import decisions, findings
+from megatron_adaptra.view import findings
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
-from megatron_adaptra.view.report import Report
+from megatron_adaptra.view.report import Report, Simulated
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares
+from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
-from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
 
 NONE = "–"
@@ -26,19 +26,18 @@ def report_html(report: Report) -> str:
         _notes(report),
         _timelines(report),
         _charts(report),
-        _reduction(report),
-        _shared(report),
+        *map(_simulated, report.simulated),
         _results(report),
         _memory(report),
         _replans(report),
         _decisions(
             "Reductions of gradients",
-            [(one, decisions.all_reduce_detail(one)) for one in report.summary["all_reduces"]],
+            [(one, findings.all_reduce_detail(one)) for one in report.summary["all_reduces"]],
             "Ranks in a reason are those of the data-parallel group.",
         ),
         _decisions(
             "Shares of microbatches",
-            [(one, decisions.shares_detail(one)) for one in report.summary["shares"]],
+            [(one, findings.shares_detail(one)) for one in report.summary["shares"]],
             "Counts are by replica; the global batch, and the weight of each sample, stay.",
         ),
     ]
@@ -88,7 +87,8 @@ def _timelines(report: Report) -> str:
     pictures = findings.pictures(report)
     if not pictures:
         return ""
-    seconds = findings.common_seconds(report)
+    gantts = [picture.gantt for picture in pictures if picture.gantt is not None]
+    seconds = 1.04 * max(gantt.makespan for gantt in gantts) or 1.0
     drawn = []
     for i, picture in enumerate(pictures):
         if picture.gantt is None:
@@ -109,7 +109,7 @@ def _timelines(report: Report) -> str:
     note = f"All on one time scale. Hover over a box for its times.{_which_plan(report)}"
     return section(
         f"One iteration{which}, measured and predicted",
-        gantt_legend([p.gantt for p in pictures if p.gantt is not None], seconds),
+        gantt_legend(gantts, seconds),
         element("div", *drawn, class_="scroll"),
         note=note,
     )
@@ -151,35 +151,18 @@ def _charts(report: Report) -> str:
     return element("div", *sections, class_="pair") if sections else ""
 
 
-def _reduction(report: Report) -> str:
-    """One all-reduce by native, and by what was chosen in its place."""
-    if (reduction := report.reduction) is None:
-        return ""
-    pictures = decisions.reduction_pictures(reduction)
-    seconds = 1.04 * max(gantt.length for gantt in pictures.values()) or 1.0
+def _simulated(one: Simulated) -> str:
+    """One decision's picture: before it and after it."""
+    seconds = 1.04 * max(max(each.length, each.makespan) for each in one.gantts.values()) or 1.0
     drawn = [
-        gantt_svg(gantt, seconds, row=13, title=title[:1].upper() + title[1:])
-        for title, gantt in pictures.items()
+        gantt_svg(gantt, seconds, row=one.row, title=title[:1].upper() + title[1:])
+        for title, gantt in one.gantts.items()
     ]
     return section(
-        "One reduction of gradients, native and ours",
-        gantt_legend(list(pictures.values()), seconds),
+        one.title,
+        gantt_legend(list(one.gantts.values()), seconds),
         element("div", *drawn, class_="scroll"),
-        note=decisions.reduction_note(reduction),
-    )
-
-
-def _shared(report: Report) -> str:
-    """One iteration of all replicas, before and after their microbatches were shared out."""
-    if (shared := report.shared) is None:
-        return ""
-    seconds = 1.04 * shared.gantt.makespan or 1.0
-    svg = gantt_svg(shared.gantt, seconds, row=16, title=decisions.shared_title(shared))
-    return section(
-        "One iteration of all replicas, before and after",
-        gantt_legend([shared.gantt], seconds),
-        element("div", svg, class_="scroll"),
-        note=decisions.shared_note(shared),
+        note=one.note,
     )
 
 

@@ -8,8 +8,7 @@ have one scale, and an instant stands at one x in all of them.
 from __future__ import annotations
 
 from megatron_adaptra.view.axis import ms, number, ticks
-from megatron_adaptra.view.bars import Arrow, Bar, Gantt
-from megatron_adaptra.view.legend import legend_keys, slow_messages
+from megatron_adaptra.view.bars import Arrow, Bar, Gantt, legend_keys, slow_messages
 from megatron_adaptra.view.markup import element, label, picture, rule, text
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 

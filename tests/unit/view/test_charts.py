@@ -8,7 +8,7 @@ import pytest
 
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.page import curves_legend, header, page, section, table, tiles
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
+from megatron_adaptra.view.svg.charts import xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"

@@ -55,7 +55,7 @@ def incomplete() -> Iterator[tuple[str, Report]]:
     arms = {name: {**arm, **unknown} for name, arm in full.summary["arms"].items()}
     nothing = ("compared", "memory", "detected_after_iterations", "losses_difference")
     yield "nothing compared", sample_report(**dict.fromkeys(nothing), arms=arms)
-    yield "no timelines", replace(full, arms=[ArmReport(a.name, a.iteration_ms) for a in full.arms])
+    yield "no timelines", replace(full, arms=[ArmReport(a.name) for a in full.arms])
     yield "no prediction", replace(full, arms=[replace(stock, predicted=None), adaptra])
     yield "not measured", replace(full, arms=[stock, replace(adaptra, measured=None)])
     yield "empty timeline", replace(full, arms=[replace(stock, measured=Timeline(())), adaptra])

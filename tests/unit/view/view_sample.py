@@ -66,7 +66,7 @@ def sample_report(**summary: Any) -> Report:
             "peak_in_flight": list(slow.peak_in_flight),
             "iteration_ms": times,
         }
-        arms.append(ArmReport(name, times, measured(slow.timeline), slow.timeline))
+        arms.append(ArmReport(name, measured(slow.timeline), slow.timeline))
     rng = random.Random(7)
     delays = {}
     for source, target in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)):

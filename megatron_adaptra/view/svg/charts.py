@@ -1,15 +1,16 @@
-"""Values over iterations as an SVG line chart: iteration times, link delays."""
+"""Charts as SVG: values over iterations, and curves over a quantity such as activation budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.view.axis import number, round_up, ticks
-from megatron_adaptra.view.charts import Mark, Series, known, scale_top
+from megatron_adaptra.view.charts import Mark, Series, XYChart, known, scale_top
 from megatron_adaptra.view.markup import element, label, picture, polyline, rule, text
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34  # pixels
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34  # pixels around values over iterations
+XY_LEFT, XY_RIGHT, XY_TOP, XY_BOTTOM = 52, 16, 26, 46  # and around curves
 
 
 def line_chart_svg(
@@ -160,3 +161,42 @@ class _Chart:
             parts.append(element("text", text(name), x=x + 26, y=18, font_size=12.5))
             x += 48 + 7 * len(name)
         return parts
+
+
+def xy_chart_svg(chart: XYChart, width: int = 620, height: int = 330) -> str:
+    """The chart without its legend, for which see `curves_legend`; a dot shows its values.
+
+    `width`, `height`: pixels.
+    """
+    low, high = chart.x_range()
+    top, base = chart.top(), height - XY_BOTTOM
+
+    def at_x(x: float) -> float:
+        return XY_LEFT + (x - low) / (high - low) * (width - XY_LEFT - XY_RIGHT)
+
+    def at_y(y: float) -> float:
+        return base - (y / top if top else 0.0) * (base - XY_TOP)
+
+    parts = [element("title", text(chart.title))]
+    for tick in ticks(top, 6):
+        y = at_y(tick)
+        parts.append(rule(XY_LEFT, width - XY_RIGHT, y, y, 0.3 if tick == 0 else 0.12))
+        parts.append(label(number(tick), XY_LEFT - 8, y + 4, "end"))
+    for value, name in chart.x_ticks():
+        x = at_x(value)
+        parts += [rule(x, x, base, base + 4, 0.3), label(name, x, base + 18)]
+    parts.append(label(chart.x_label, (XY_LEFT + width - XY_RIGHT) / 2, height - 6))
+    parts.append(label(chart.y_label, 0, 12, "start"))
+    for curve in chart.curves:
+        points = curve.points
+        if curve.joined and len(points) > 1:
+            line = [(at_x(x), at_y(y)) for x, y in points]
+            parts.append(polyline(line, curve.colour, "5 4" if curve.dashed else None))
+        for x, y in points if curve.marked else ():
+            words = f"{curve.name}\n{chart.x_label}: {number(x)}\n{chart.y_label}: {number(y)}"
+            title = element("title", text(words))
+            radius = 3.2 if curve.joined else 5.0
+            parts.append(
+                element("circle", title, cx=at_x(x), cy=at_y(y), r=radius, fill=curve.colour)
+            )
+    return picture(parts, width, height, "chart")
