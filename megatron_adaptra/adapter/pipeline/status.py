@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_adaptra.adapt.schedules.remedy import planner_of
+from megatron_adaptra.adapt.leader import planner_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.agree.bundle import SCHEDULE
 from megatron_adaptra.agree.controller import Controller

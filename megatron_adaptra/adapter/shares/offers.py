@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from megatron_adaptra.adapt.leader import planner_of
 from megatron_adaptra.adapt.loop import Offer, Offers
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
-from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AUTO
 from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
