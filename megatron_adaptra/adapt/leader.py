@@ -76,8 +76,7 @@ class Leader(Controller, Vote):
         self.loop.close()
 
     def _take_leave(self) -> None:
-        for channel in self._channels.values():
-            self._send(channel, {"kind": "bye"})
+        self._send_all({"kind": "bye"})
 
     def _report(self, report: Report) -> None:
         self.loop.report(report)
@@ -162,16 +161,21 @@ class Leader(Controller, Vote):
 
     def _pass_on(self, proposal: Proposal) -> None:
         """Send a decision, soon and after its proposal."""
+        number, commit = proposal.number, bool(proposal.committed)
+        message = {"kind": "decision", "number": number, "commit": commit}
         with self._in_turn:
-            self._jobs.put(lambda: self._send_decision(proposal))
+            self._jobs.put(lambda: self._send_all(message))
 
     def _send_proposal(self, proposal: Proposal) -> None:
-        message = pack(proposal)
-        for channel in self._channels.values():
-            if not self._send(channel, message):
-                self.ballot.decide(proposal.number, False)
+        if not self._send_all(pack(proposal)):
+            self.ballot.decide(proposal.number, False)
 
-    def _send_decision(self, proposal: Proposal) -> None:
-        number, commit = proposal.number, bool(proposal.committed)
-        for channel in self._channels.values():
-            self._send(channel, {"kind": "decision", "number": number, "commit": commit})
+    def _send_all(self, message: dict[str, Any]) -> bool:
+        """Send a `message` to all members; return whether each channel takes it."""
+        taken = [self._send(channel, message) for channel in self._channels.values()]
+        return all(taken)
+
+
+def planner_of(controller: object) -> Any:
+    """Return the remedy that plans for the ranks of a `controller`; None but at their leader."""
+    return controller.loop.remedy if isinstance(controller, Leader) else None

@@ -17,7 +17,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Generic, TypeVar
@@ -61,8 +61,8 @@ class Decision(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of the log for a decision that is proposed."""
-        later = ("committed", "measured_ms", "samples")
-        return {key: value for key, value in asdict(self).items() if key not in later}
+        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
+        return {key: value for key, value in vars(self).items() if key not in later}
 
     @abstractmethod
     def sentence(self) -> str:

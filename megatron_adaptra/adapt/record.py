@@ -61,8 +61,7 @@ class RunRecord:
 
     def decision(self, line: Mapping[str, Any]) -> None:
         """Copy a `line` of the log of decisions."""
-        if self._file is not None:
-            self._file.write(json.dumps(_rounded(line)))
+        self._write(**line)
 
     def close(self) -> None:
         """Wait, ten seconds at most, until all is written."""

@@ -86,7 +86,7 @@ class Controller(ABC):
         self._channels, self._store = dict(channels), store
         self._last: IterationRecord | None = None
         self._once = LogOnce()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._leaving = threading.Event()  # nobody opens a connection again
         self._ending = threading.Event()  # nobody waits for messages any more
         self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.adapt.schedules.policy import AnyPlan
-from megatron_adaptra.adapt.schedules.trials import AnyConditions
+from megatron_adaptra.adapt.schedules.policy import AnyConditions, AnyPlan
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions

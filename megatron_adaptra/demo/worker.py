@@ -25,11 +25,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.leader import Leader, planner_of
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.base.errors import AdaptraError, PeerLost
 from megatron_adaptra.base.log import log_line

@@ -8,9 +8,8 @@ from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
-from megatron_adaptra.adapt.schedules.trials import Change
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.routes import Path

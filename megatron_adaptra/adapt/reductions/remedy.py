@@ -299,9 +299,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
 
     def switched(self, decision: ReductionDecision, before: ReductionDecision | None) -> None:
         self._estimate.accept()
-        why = None if before is None else before.why
-        tried = decision.after != NATIVE
-        self._attempt.switched(decision.iteration, tried, decision.again, why)
+        self._attempt.switched(decision, before, tried=decision.after != NATIVE)
 
 
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:

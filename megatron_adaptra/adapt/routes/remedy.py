@@ -15,9 +15,8 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Offer, Proposed
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
-from megatron_adaptra.adapt.schedules.trials import Change
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links
 from megatron_adaptra.base.errors import BadInput

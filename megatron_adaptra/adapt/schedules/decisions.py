@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
+from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.timeline import Timeline
 
 WARMUP = (
@@ -54,6 +55,14 @@ class LinkChange:
     wire_ms: float = 0.0
     bandwidth: float | None = None
 
+    @classmethod
+    def between(
+        cls, source: LinkEnd, target: LinkEnd, before: float, now: LinkState, wire: float
+    ) -> LinkChange:
+        """Return the change from `before`, in seconds, to `now`; `wire`: seconds for the bytes."""
+        bandwidth = now.bandwidth if wire else None
+        return cls(source, target, 1e3 * before, 1e3 * now.delay, 1e3 * wire, bandwidth)
+
 
 @dataclass(kw_only=True)
 class PlanDecision(Decision):
@@ -93,10 +102,8 @@ class PlanDecision(Decision):
     refreshed_ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in later}
         links = [asdict(link) for link in self.links]
-        return {**data, "links": links, "stock_ms": 1e3 * self.stock.makespan}
+        return {**super().to_json(), "links": links, "stock_ms": 1e3 * self.stock.makespan}
 
     def sentence(self) -> str:
         return (  # Megatron's log counts from one
@@ -112,12 +119,11 @@ def _ends(links: Sequence[LinkChange]) -> str:
     for link in sorted(links, key=lambda x: -max(x.delay_ms + x.wire_ms, x.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
     found = [
-        f"; between rank {a.rank} on {a.host}{_through(a)} and rank {b.rank} on {b.host}"
-        f"{_through(b)}"
-        for a, b in [(link.source, link.target) for link in pairs.values()][:_IN_SENTENCE]
+        f"; between {_place(link.source)} and {_place(link.target)}"
+        for link in list(pairs.values())[:_IN_SENTENCE]
     ]
     return "".join(found)
 
 
-def _through(end: LinkEnd) -> str:
-    return f" ({end.through})" if end.through else ""
+def _place(end: LinkEnd) -> str:
+    return f"rank {end.rank} on {end.host}" + (f" ({end.through})" if end.through else "")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Generic, cast
 
-from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy, Vote
 from megatron_adaptra.adapt.schedules.decisions import (
@@ -19,8 +18,7 @@ from megatron_adaptra.adapt.schedules.decisions import (
     PlanDecision,
     Worker,
 )
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy, over_budget
-from megatron_adaptra.adapt.schedules.trials import Change, K, P, Trials
+from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
 from megatron_adaptra.adapt.trial import Outcome
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.ir.routes import Path, worker_name
@@ -297,21 +295,26 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self.estimator.accept()
 
     def _postponed(self, changed: bool) -> bool:
-        """Return whether changes, of which some came just now (`changed`), are to wait."""
-        postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and self._trials.blocks_any(self._iteration):
+        """Return whether changes, of which some came just now (`changed`), are to wait.
+
+        New ones wait, too, while a kind of plan is blocked: the model's prediction has failed, and
+        a link that flaps would bring in a slower plan each time. With another plan in force than
+        the start, one of LEARN iterations does not wait.
+        """
+        now, iteration = self._in_force, self._iteration
+        blocked = self._trials.blocks_any(iteration)
+        if changed and blocked:
             self._accept()
-        return postponed
+        only = now.same_as(self._start) and self._trials.blocks_leaving(now, iteration)
+        return blocked and (only or iteration % LEARN != 0)
 
     def _undo(self, change: Change[P, K], outcome: Outcome) -> Change[P, K]:
         """Go back to the plan before, which was faster by measured seconds."""
         c = self._conditions()
+        each = [self._evaluate(one, c) for one in (change.current.schedule, self._in_force)]
         plan, current = (
-            replace(evaluated, extra=seconds - evaluated.timeline.makespan)
-            for evaluated, seconds in (
-                (self._evaluate(change.current.schedule, c), outcome.before),
-                (self._evaluate(self._in_force, c), outcome.after),
-            )
+            replace(one, extra=seconds - one.timeline.makespan)
+            for one, seconds in zip(each, outcome, strict=True)
         )
         back = self._way_back(current, plan, plan.schedule.same_as(self._start))
         before, after = (f"{1e3 * seconds:.4g} ms" for seconds in outcome)
@@ -374,11 +377,14 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
 
     def _proposed(self, change: Change[P, K]) -> Proposed[PlanDecision]:
         """Propose a `change`, with the reason for the log."""
-        plan, schedule = change.plan, change.plan.schedule
+        c, end, plan, schedule = change.conditions, self._end, change.plan, change.plan.schedule
         self._change, bundle = change, scheduled(schedule)
         decision = PlanDecision(
             kinds=bundle.names,
-            links=[self._link_change(link, old, change) for link, old in change.links.items()],
+            links=[
+                LinkChange.between(end(a, b), end(b, a), old, c.link(a, b), c.wire(a, b))
+                for (a, b), old in change.links.items()
+            ],
             why=change.why,
             warmup_before=list(self._in_force.warmup),
             warmup_after=list(schedule.warmup),
@@ -389,22 +395,10 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             planning_ms=1e3 * change.seconds,
             digest=schedule.digest(),
             plan=schedule.text(),
-            conditions=change.conditions.to_json(),
+            conditions=c.to_json(),
             again=change.again,
         )
         return Proposed(bundle, decision)
-
-    def _link_change(self, link: Path, before: float, change: Change[P, K]) -> LinkChange:
-        """Return what a `change` is for at one link, where a message took `before` seconds."""
-        now, wire = change.conditions.link(*link), change.conditions.wire(*link)
-        return LinkChange(
-            self._end(*link),
-            self._end(*link[::-1]),
-            delay_before_ms=1e3 * before,
-            delay_ms=1e3 * now.delay,
-            wire_ms=1e3 * wire,
-            bandwidth=now.bandwidth if wire else None,
-        )
 
     def _end(self, worker: int, other: int) -> LinkEnd:
         """Return the end at a `worker` of the link to the `other` one."""
@@ -454,9 +448,3 @@ def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, Stag
 def _seconds(rows: Mapping[int, StageReport]) -> list[float]:
     """Return the seconds of the iteration before, of each replica that knows them."""
     return [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]
-
-
-def planner_of(controller: object) -> PlanRemedy[Any, Any] | None:
-    """Return what plans for the ranks of a `controller`, at their leader; None at others."""
-    remedy = controller.loop.remedy if isinstance(controller, Leader) else None
-    return remedy if isinstance(remedy, PlanRemedy) else None

@@ -296,12 +296,11 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         # What a collective hides while a replica is late it does not hide when all are in time.
         step = max([share.step, *([median(self._usual)] if self._usual else [])])
         with_shares = max(share.seconds) + step
-        known = known_remedies(share, with_shares, offered, measured)
-        ladder = climb(share.full, [one.remedy for one in known], self._min_gain)
+        known, uncertain = known_remedies(share, with_shares, offered, measured)
+        ladder = climb(share.full, known, self._min_gain)
         if ladder.chosen in (FULL, SHARES):
             return ladder
-        certain = any(one.certain for one in known if one.remedy.name == ladder.chosen)
-        if certain and self._left_to != self._since:
+        if ladder.chosen not in uncertain and self._left_to != self._since:
             self._left_to = self._since
             why = "; ".join(self._speeds.changes())
             self.vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
@@ -320,5 +319,4 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
     def switched(self, decision: ShareDecision, before: ShareDecision | None) -> None:
         self._speeds.accept()
         shared = set(decision.after) != {decision.microbatches}
-        tried, why = decision.again is None and shared, None if before is None else before.why
-        self._attempt.switched(decision.iteration, tried, decision.again, why)
+        self._attempt.switched(decision, before, tried=decision.again is None and shared)

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapt.schedules.remedy import planner_of
+from megatron_adaptra.adapt.leader import planner_of
 from megatron_adaptra.adapter.pipeline.resumed import FORMAT, read_state
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.session import Session

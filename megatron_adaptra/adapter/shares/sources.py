@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapt.leader import planner_of
 from megatron_adaptra.adapt.loop import Offer, Offers
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
-from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AUTO
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares

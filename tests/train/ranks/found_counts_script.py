@@ -24,7 +24,7 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 from paced import pace  # noqa: E402
 from rank_of_job import begin, mean_losses, of_all_ranks, show  # noqa: E402
 
-from megatron_adaptra.adapt.shares.ladder import Offer  # noqa: E402
+from megatron_adaptra.adapt.loop import Offer  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry import training_log  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402

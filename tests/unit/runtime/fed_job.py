@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
-from megatron_adaptra.adapt.schedules.trials import Change, K, P
+from megatron_adaptra.adapt.schedules.policy import Change, K, P
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.iteration_record import IterationRecord
 from megatron_adaptra.measure.report import StageReport

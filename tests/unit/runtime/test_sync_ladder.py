@@ -184,8 +184,9 @@ def test_a_planner_that_fails_is_one_that_never_answers(tmp_path: Path) -> None:
 
 
 def names(share: SharePlan, offered: Offered, measured: bool = False) -> list[tuple[str, bool]]:
-    known = known_remedies(share, share.predicted, offered, measured)
-    return [(one.remedy.name, one.certain) for one in known]
+    known, uncertain = known_remedies(share, share.predicted, offered, measured)
+    assert uncertain <= {one.name for one in known}
+    return [(one.name, one.name not in uncertain) for one in known]
 
 
 def test_what_is_known_of_each_rung() -> None:
@@ -193,13 +194,13 @@ def test_what_is_known_of_each_rung() -> None:
     planner = Planner()
     offered = Offered({COLLECTIVE: planner, ROUTES: planner})
     assert names(share, offered)[1:3] == [(COLLECTIVE, False), (ROUTES, False)]
-    bounds = known_remedies(share, share.predicted, offered, False)
-    assert bounds[1].remedy.leaves == pytest.approx(share.full - 0.3 * 2 / 6)
-    assert bounds[2].remedy.leaves == pytest.approx(share.bound)
+    bounds, _ = known_remedies(share, share.predicted, offered, False)
+    assert bounds[1].leaves == pytest.approx(share.full - 0.3 * 2 / 6)
+    assert bounds[2].leaves == pytest.approx(share.bound)
     planner.answers(2.0)  # no remedy leaves more than there is
-    assert known_remedies(share, 1.0, offered, False)[2].remedy.leaves == share.full
+    assert known_remedies(share, 1.0, offered, False)[0][2].leaves == share.full
     assert all(certain for _, certain in names(share, offered, measured=True))
     assert SyncPlan.full_of(4, 8) != share.sync
-    without = known_remedies(share, 1.0, Offered({}), False)
-    assert [one.remedy.leaves for one in without] == [share.full, None, None, 1.0]
-    assert without[0].remedy.name == ORDER
+    without, _ = known_remedies(share, 1.0, Offered({}), False)
+    assert [one.leaves for one in without] == [share.full, None, None, 1.0]
+    assert without[0].name == ORDER

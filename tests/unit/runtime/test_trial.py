@@ -10,8 +10,7 @@ from runtime.hand_fed import MS, Job, Truth
 from seeding import new_seed
 from telemetry.records import report
 
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapt.schedules.trials import Change, Trials
+from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy, Trials
 from megatron_adaptra.adapt.trial import (
     AFTER,
     BEFORE,
