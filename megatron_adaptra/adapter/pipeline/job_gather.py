@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.agree.store_gather import StoreGather
 from megatron_adaptra.base import waits
-from megatron_adaptra.transport.connect import patience, store_connection
+from megatron_adaptra.transport.connect import gather, patience, store_connection
 
 _gather: StoreGather | None = None
 
@@ -22,9 +22,7 @@ def from_all_ranks(mine: Any) -> list[Any]:
     """
     global _gather
     if dist.get_backend() == "gloo":
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, mine)
-        return gathered
+        return gather(mine)
     if _gather is None:
         _gather = StoreGather(
             store_connection(), dist.get_rank(), dist.get_world_size(), patience(waits.CONNECT)

@@ -11,10 +11,11 @@ from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.execute.planned import observed
 from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
-from megatron_adaptra.execute.planned.connected import Connected, gather
+from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.planned.observed import ObservedReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.transport.connect import gather
 
 # Megatron's settings for DDP that change what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
@@ -132,7 +133,7 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
     mine = {"device": device, **{name: getattr(config, name) for name in _SAME}}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    gathered = gather(group, mine)
+    gathered = gather(mine, group)
     ranks = dist.get_process_group_ranks(group)
     for rank, theirs in zip(ranks, gathered, strict=True):
         for name, value in gathered[0].items():
@@ -158,4 +159,4 @@ def late_in(group: Any, late: bool) -> tuple[int, ...]:
 
     Expert-parallel groups and those between optimizer instances number ranks in their own way.
     """
-    return tuple(number for number, one in enumerate(gather(group, late)) if one)
+    return tuple(number for number, one in enumerate(gather(late, group)) if one)
