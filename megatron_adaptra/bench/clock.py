@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
+from megatron_adaptra.transport.connect import gather
 
 W = TypeVar("W")
 _PAUSE = 1e-3  # seconds until all ranks start, after a message has reached all of them
@@ -34,9 +35,7 @@ class Clock:
     """
 
     def __init__(self, options: Options) -> None:
-        locations: list[ProcessLocation] = [ProcessLocation.here()] * options.ranks
-        dist.all_gather_object(locations, ProcessLocation.here())
-        self.machines = clock_ids(locations)
+        self.machines = clock_ids(gather(ProcessLocation.here()))
         delay = max((rule.delay for rule in options.rules), default=0.0)
         self._ahead = delay * 4 * options.ranks
         self._offset = 0.0

@@ -66,7 +66,7 @@ def open_wire(
     if missing:
         over_gloo(missing)
     opened: list[Transport] = []
-    error: Exception | None = None
+    why, late = "", False
     with contextlib.ExitStack() as unless_open:
         try:
             if missing:
@@ -82,10 +82,9 @@ def open_wire(
             for transport in opens(wire):
                 unless_open.callback(transport.close)
                 opened.append(transport)
-        except (PeerLost, DeviceFailed, OSError, RuntimeError) as raised:
-            error = raised
-        why = "" if error is None else reason_of(error)
-        if reason := agree(why, isinstance(error, PeerLost)):
+        except (PeerLost, DeviceFailed, OSError, RuntimeError) as error:
+            why, late = reason_of(error), isinstance(error, PeerLost)
+        if reason := agree(why, late):
             raise NoConnections(f"cannot connect: {reason}")
         unless_open.pop_all()
         return wire, opened

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.transport.connect import patience, store_connection
+from megatron_adaptra.transport.connect import gather, patience, store_connection
 
 _PREFIX = "adaptra/gather"
 
@@ -85,9 +85,7 @@ def from_all_ranks(mine: Any) -> list[Any]:
     """
     global _gather
     if dist.get_backend() == "gloo":
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, mine)
-        return gathered
+        return gather(mine)
     if _gather is None:
         _gather = StoreGather(
             store_connection(), dist.get_rank(), dist.get_world_size(), patience(waits.CONNECT)

@@ -11,9 +11,10 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.execute.planned.connected import Connected, gather
+from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.transport.connect import gather
 
 # Megatron's settings for DDP that change what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
@@ -110,7 +111,7 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
     mine = {"device": device, **{name: getattr(config, name) for name in _SAME}}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    gathered = gather(group, mine)
+    gathered = gather(mine, group)
     ranks = dist.get_process_group_ranks(group)
     for rank, theirs in zip(ranks, gathered, strict=True):
         for name, value in gathered[0].items():
@@ -136,4 +137,4 @@ def late_in(group: Any, late: bool) -> tuple[int, ...]:
 
     Expert-parallel groups and those between optimizer instances number ranks in their own way.
     """
-    return tuple(number for number, one in enumerate(gather(group, late)) if one)
+    return tuple(number for number, one in enumerate(gather(late, group)) if one)

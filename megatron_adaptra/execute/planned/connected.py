@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 
 from megatron_adaptra.execute.planned.exchange import Exchange
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
 from megatron_adaptra.transport.base import Transport
+from megatron_adaptra.transport.connect import gather
 from megatron_adaptra.transport.opened import open_wire
 from megatron_adaptra.transport.wire import Wire
 
@@ -60,10 +60,10 @@ class Connected:
         number = f"{name}/{'-'.join(map(str, ranks))}"
         key = f"{number}/{_opened[number]}"
         _opened[number] += 1
-        machine = clock_ids(gather(group, ProcessLocation.here()))[group.rank()]
+        machine = clock_ids(gather(ProcessLocation.here(), group))[group.rank()]
 
         def agree(reason: str, waited: bool) -> str:
-            return next(filter(None, gather(group, reason)), "")
+            return next(filter(None, gather(reason, group)), "")
 
         def opens(wire: Wire) -> Iterator[Transport]:
             return (wire.mesh(f"{key}/{mesh}", ranks) for mesh in ("data", "reports", *meshes))
@@ -83,10 +83,3 @@ class Connected:
         for transport in self.meshes.values():
             transport.close()
         self.wire.close()
-
-
-def gather(group: Any, mine: Any) -> list[Any]:
-    """Return each rank's `mine`, by rank of `group`: a collective of it."""
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, mine, group=group)
-    return gathered

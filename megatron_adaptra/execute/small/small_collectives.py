@@ -146,10 +146,6 @@ class SmallCollectives:
             links.close()
         self._collectives, self._links, self._pending = {}, {}, []
 
-    def costs(self) -> dict[str, tuple[float, float, bool]]:
-        """Return by operation the backend's seconds, the AllGather's, and whether it is used."""
-        return {c.name: (*c.costs, c.direct) for c in self._all()}
-
     def measure_again(self, ranks: Collection[int]) -> None:
         """Measure both paths anew, for links have changed.
 

@@ -148,7 +148,9 @@ class Endpoint:
         self._connections = connections
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE, silence)
-        self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
+        rendezvous.put_first("secret", secrets.token_hex(32))
+        secret = bytes.fromhex(self._wait_for_key("secret", "torch's store"))
+        self._me = Identity(me, secret, WINDOW, PIECE, encrypted)
         self._rails = [] if encrypted else rails(gpu, speaks=me == 0) if ports is None else ports
         self.records = Events(me, log)
         self.transports = set()
@@ -231,10 +233,6 @@ class Endpoint:
             end = time.monotonic() + _DIAL
             for thread in self._dialling:
                 thread.join(max(0.0, end - time.monotonic()))
-
-    def _secret(self) -> bytes:
-        self._rendezvous.put_first("secret", secrets.token_hex(32))
-        return bytes.fromhex(self._wait_for_key("secret", "torch's store"))
 
     def _wait_for_key(self, key: str, owner: str) -> str:
         end = time.monotonic() + self._timeout

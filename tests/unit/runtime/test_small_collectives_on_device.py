@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from runtime.test_small_collectives import everywhere, install, served_by
+from runtime.test_small_collectives import costs_of, everywhere, install, served_by
 from torch.distributed import ReduceOp
 
 from megatron_adaptra.execute.small.collective import FIRST
@@ -53,7 +53,7 @@ def timed_late(me):
     with served_beside(me, 0.2) as served:
         for _ in range(FIRST + 6):
             dist.all_reduce(torch.tensor([1.0]))
-        ((backend, ours, direct),) = served.costs().values()
+        ((backend, ours, direct),) = costs_of(served).values()
     return backend, ours, direct
 
 
@@ -141,7 +141,7 @@ def unexplained(me, mode):
     for _ in range(FIRST + 2):
         value = rows[me.rank : me.rank + 1].clone()
         dist.all_reduce(value)
-    ((_, _, direct),) = served.costs().values()
+    ((_, _, direct),) = costs_of(served).values()
     patched.close()
     dist.all_reduce = native
     return value.item(), direct
