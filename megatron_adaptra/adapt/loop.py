@@ -79,11 +79,6 @@ class Measured(Protocol):
         """The iteration, as the whole job counts it."""
         ...
 
-    @property
-    def sender(self) -> int:
-        """The number of the rank or worker among those that report."""
-        ...
-
 
 R = TypeVar("R", bound=Measured)
 
@@ -124,6 +119,10 @@ class Remedy(ABC, Generic[R, D]):
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """Take note that all ranks run `bundle` in `iteration`. On the training thread."""
+
+    @abstractmethod
+    def sender(self, report: R) -> int:
+        """Return the number of a report's rank or worker among those that report."""
 
     @abstractmethod
     def observe(self, iteration: int, row: Mapping[int, R]) -> Proposed[D] | None:
@@ -226,12 +225,13 @@ class Loop(Generic[M]):
     def _take(self, report: Measured) -> None:
         iteration, now = report.iteration, self._vote.iteration
         recent = range(now - RECENT_ITERATIONS, now + RECENT_ITERATIONS)
-        if report.sender not in range(self.remedy.senders) or iteration not in recent:
+        sender = self.remedy.sender(report)
+        if sender not in range(self.remedy.senders) or iteration not in recent:
             return  # late, or nonsense
         for late in [i for i in self._rows if i not in recent]:
             del self._rows[late]  # a rank does not report any more, or not all
         row = self._rows.setdefault(iteration, {})
-        row[report.sender] = report
+        row[sender] = report
         if len(row) < self.remedy.senders:
             return
         del self._rows[iteration]

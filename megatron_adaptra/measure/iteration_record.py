@@ -1,4 +1,4 @@
-"""The record of one stage's iteration: its ops, its messages, its step."""
+"""The record of one worker's iteration: its ops, its messages, its step."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CollectiveSpan(NamedTuple):
 
 @dataclass
 class IterationRecord:
-    """An iteration record collects what one stage did in one iteration.
+    """An iteration record collects what one worker did in one iteration.
 
     `cpu`: CPU seconds of the whole process between the first op and the last one. `stock`:
     Megatron's own messages were used, so that `messages` is empty. `probed`: source and stamps of
@@ -81,7 +81,7 @@ class IterationRecord:
     times mean nothing.
     """
 
-    stage: int
+    worker: int
     iteration: int
     begin: float = 0.0
     end: float = 0.0
@@ -108,7 +108,7 @@ class IterationRecord:
         transits = self._probed
         large = self._large(transits)
         return StageReport(
-            self.stage,
+            self.worker,
             self.iteration,
             wall=self._seconds("wall"),
             cpu=self._seconds("cpu"),
@@ -158,7 +158,7 @@ class IterationRecord:
 
     @property
     def sources(self) -> set[int]:
-        """The stages that messages or probes came from."""
+        """The workers that messages or probes came from."""
         return {s for s, _, _ in self.messages} | {s for s, _ in self.probed}
 
     @property
@@ -198,7 +198,7 @@ class IterationRecord:
         return seconds
 
     def delay(self, source: int) -> float:
-        """Return the median seconds that messages from stage `source` were on their way.
+        """Return the median seconds that messages from worker `source` were on their way.
 
         The median, not the mean: one late wake-up of this process is not a slow link. Time queued
         behind other messages is left out where a small probe shows how long it was.
@@ -277,12 +277,12 @@ def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> T
     spans, messages = [], []
     finish = max(r.last_op_end for r in records)
     for r in records:
-        spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
-        spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _step_of(r, finish)]
+        spans += [Span(r.worker, o.op, o.start - zero, o.end - zero) for o in r.ops]
+        spans += [Span(r.worker, op, a - zero, b - zero) for op, a, b in _step_of(r, finish)]
         messages += [
             # The first receives are posted in the iteration before.
             Message(
-                source, r.stage, op, s.sent - zero, s.completed - zero, max(0.0, s.posted - zero)
+                source, r.worker, op, s.sent - zero, s.completed - zero, max(0.0, s.posted - zero)
             )
             for source, op, s in r.messages
         ]
@@ -291,7 +291,7 @@ def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> T
 
 
 def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
-    """Return a stage's step from `begin` on as ops: numbered collectives and the work between."""
+    """Return a worker's step from `begin` on as ops: numbered collectives and the work between."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
     for i, span in enumerate(record.collectives):

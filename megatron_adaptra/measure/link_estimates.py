@@ -1,13 +1,13 @@
 """Estimates of what links take now: a chart and a model for each, fed with reports.
 
-Links run between the stages of a pipeline or the workers of several; `ir.routes` numbers both. The
-`stage` of a report here is the number of its worker, and so are the sources in it.
+Links run between workers, of one pipeline or of several, numbered as in `ir.routes`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
@@ -27,12 +27,12 @@ class LinkEstimates:
     """An estimate follows directed links: by default all between neighbours of one pipeline.
 
     Args:
-        hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
+        hosts: by worker, an identity of its machine. Workers of one machine share a clock; between
             machines only the round trip is known, and its halves are taken for equal.
         message_bytes: bytes of one message of the pipeline.
         chunks: model chunks per stage; several make the stages a ring.
         rendezvous: True where a message moves only after its receive is posted.
-        shared: True where stages share cores.
+        shared: True where workers share cores.
         on_device: True where Megatron's own messages are NCCL's.
         links: those to begin with; None for those of a pipeline.
 
@@ -41,7 +41,7 @@ class LinkEstimates:
 
     def __init__(
         self,
-        hosts: Sequence[str],
+        hosts: Mapping[int, str],
         message_bytes: int,
         *,
         chunks: int = 1,
@@ -64,7 +64,7 @@ class LinkEstimates:
         self._planned: dict[Link, float] = {}  # seconds for its bytes, planned for
         self._ports: dict[int, PortModel] = {}
         self._planned_ports: dict[int, float] = {}
-        for link in _of_pipeline(len(hosts), chunks) if links is None else links:
+        for link in _of_pipeline(list(hosts), chunks) if links is None else links:
             self.watch(link)
 
     def watch(self, link: Link) -> None:
@@ -80,9 +80,9 @@ class LinkEstimates:
             rows.pop(link, None)
 
     def update(self, reports: Sequence[StageReport], stage_seconds: float) -> list[Link]:
-        """Take an iteration's `reports`, one per stage; return links whose change is confirmed.
+        """Take an iteration's `reports`, one per worker; return links whose change is confirmed.
 
-        `stage_seconds`: what a microbatch takes on the slowest stage.
+        `stage_seconds`: what a microbatch takes on the slowest worker.
         """
         self._stage_seconds = stage_seconds
         self._take_busy(reports)
@@ -187,11 +187,11 @@ class LinkEstimates:
         Where Megatron's messages were once measured to take longer, the excess is added. A link
         that carries none of ours now is measured by probes, whose receives are posted in advance.
         """
-        probed = _by_link((r.stage, r.probed) for r in reports)
-        carried = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
+        probed = _by_link((r.worker, r.probed) for r in reports)
+        carried = _by_link((r.worker, r.delay_p25 if self._crowded else r.delay) for r in reports)
         delays = probed | carried
-        transits = probed | _by_link((r.stage, r.transit) for r in reports)
-        ahead = dict.fromkeys(probed, math.inf) | _by_link((r.stage, r.ahead) for r in reports)
+        transits = probed | _by_link((r.worker, r.transit) for r in reports)
+        ahead = dict.fromkeys(probed, math.inf) | _by_link((r.worker, r.ahead) for r in reports)
         found = {}
         for link in self.charts:
             if (delay := self._delay(link, delays, transits, ahead)) is not None:
@@ -204,7 +204,7 @@ class LinkEstimates:
 
     def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
         """Return, by link, the longer of the seconds of our probes and of Megatron's messages."""
-        probed = _by_link((r.stage, r.probed) for r in reports)
+        probed = _by_link((r.worker, r.probed) for r in reports)
         theirs, transits = stock_links(reports, self._chunks)
         matters, found = ABSOLUTE * self._stage_seconds, {}
         for link in self.charts:
@@ -230,13 +230,13 @@ class LinkEstimates:
         """Take the seconds that our messages of several sizes kept links and ports busy."""
         for report in reports:
             for source, small in report.probed.items():
-                if model := self._models.get((source, report.stage)):
+                if model := self._models.get((source, report.worker)):
                     model.add(small, report.busy.get(source, ()))
-            wires = self._wires(report.stage)
+            wires = self._wires(report.worker)
             if not wires or not min(wires):
-                self._ports.pop(report.stage, None)
+                self._ports.pop(report.worker, None)
             elif report.port is not None:
-                self._ports.setdefault(report.stage, PortModel()).add(report.port)
+                self._ports.setdefault(report.worker, PortModel()).add(report.port)
 
     def _either_way(
         self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
@@ -270,14 +270,14 @@ class LinkEstimates:
         return delays[link] - handshake
 
 
-def _of_pipeline(stages: int, chunks: int) -> list[Link]:
-    """Return the links between neighbours, both ways; several chunks make the stages a ring."""
-    pairs = [(s, s + 1) for s in range(stages - 1)]
-    if chunks > 1 and stages > 2:
-        pairs.append((stages - 1, 0))
+def _of_pipeline(workers: Sequence[int], chunks: int) -> list[Link]:
+    """Return the links between neighbours, both ways; several chunks make the workers a ring."""
+    pairs = list(pairwise(workers))
+    if chunks > 1 and len(workers) > 2:
+        pairs.append((workers[-1], workers[0]))
     return [link for a, b in pairs for link in ((a, b), (b, a))]
 
 
 def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:
-    """Return seconds by link from `rows`: stages, each with seconds by source."""
-    return {(source, stage): s for stage, row in rows for source, s in row.items()}
+    """Return seconds by link from `rows`: workers, each with seconds by source."""
+    return {(source, worker): s for worker, row in rows for source, s in row.items()}

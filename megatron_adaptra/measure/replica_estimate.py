@@ -24,7 +24,6 @@ from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 STALE = 1000  # iterations after which a cross path has to be measured anew
 _MOST = 1e15  # seconds, bytes or moments; more is nonsense
-_BY_SOURCE = ("delay", "delay_p25", "transit", "ahead", "probed", "through", "busy")
 
 
 class Changed(NamedTuple):
@@ -56,10 +55,9 @@ class _Costs(NamedTuple):
 class ReplicaEstimator:
     """An estimator learns the costs of all workers, numbered as in `ir.routes`, and their links.
 
-    Reports name the sources of messages by these numbers, too. The links of each replica's own
-    pipeline are measured whether they carry messages or only probes; a *cross path*, between
-    workers of two replicas, from the first message or probe on. Until then it counts as healthy,
-    and as not proven.
+    The links of each replica's own pipeline are measured whether they carry messages or only
+    probes; a *cross path*, between workers of two replicas, from the first message or probe on.
+    Until then it counts as healthy, and as not proven.
 
     Op seconds are by the wall clock. Where all workers share the cores of one machine that counts
     how long threads queue for a core, they are those on a core of one's own (see `CoreUse`), and
@@ -67,7 +65,7 @@ class ReplicaEstimator:
     is right as long as others run as much as they do now.
 
     Args:
-        estimators: one of each replica, alike in all but hosts.
+        estimators: one of each replica, with its workers, alike in all else but hosts.
 
     `slow_workers`: see SlowWorkers; `correction`: see Correction.
 
@@ -93,12 +91,12 @@ class ReplicaEstimator:
         self.correction = Correction()
         self._ops = [StageOps(None, 1) for _ in range(self.workers)]
         self._on_cores = [CoreUse() for _ in range(self.workers)]
-        hosts = [host for one in self.estimators for host in one.hosts]
+        hosts = dict(enumerate(host for one in self.estimators for host in one.hosts))
         self._cross = LinkEstimates(
             hosts, first.message_bytes, rendezvous=first.rendezvous, links=(),
             shared=first.cores is not None,
         )  # fmt: skip
-        cores = first.cores if len(set(hosts)) == 1 else None
+        cores = first.cores if len(set(hosts.values())) == 1 else None
         self._cores = cores if cores is not None and cores < self.stages else None
         self._updates = 0
         self._seen: dict[Path, int] = {}  # by cross path, the last update with a sample
@@ -110,7 +108,7 @@ class ReplicaEstimator:
 
     def _can_be(self, worker: int, report: StageReport) -> bool:
         wall = report.wall
-        if worker not in range(self.workers) or report.stage != worker % self.stages:
+        if worker not in range(self.workers) or report.worker != worker:
             return False
         if ("I" in wall) != ("W" in wall):  # both halves of a backward, or none
             return False
@@ -132,16 +130,15 @@ class ReplicaEstimator:
             self._ops[worker].update(report)
         paths: list[Path] = []
         for replica, estimator in enumerate(self.estimators):
-            rows = self._own(reports, replica)
+            own = range(replica * self.stages, (replica + 1) * self.stages)
+            rows = [reports[worker] for worker in own if worker in reports]
             over_stock = any(row.ops for row in rows)
             if not rows or (over_stock and len(rows) < self.stages):
                 continue
             try:
-                changed = estimator.update(rows)
+                paths += estimator.update(rows)
             except (AdaptraError, KeyError, ValueError):  # ops that do not fit each other
                 continue
-            first = replica * self.stages
-            paths += [(first + a, first + b) for a, b in changed]
         paths += self._update_cross(reports)
         return Changed(paths, self.slow_workers.update(self._on_own_cores(reports)))
 
@@ -161,28 +158,15 @@ class ReplicaEstimator:
             del self._seen[path]
         rows = []
         for worker, report in reports.items():
-            row = _of_sources(report, self._others(worker), {})
-            sources = {source for name in ("delay", "probed") for source in getattr(row, name)}
+            measured = report.delay.keys() | report.probed.keys()
+            sources = [source for source in self._others(worker) if source in measured]
             for source in sources:
                 self._cross.watch((source, worker))
                 self._seen[source, worker] = self._updates
                 self._lost.discard((source, worker))
             if sources:
-                rows.append(replace(row, stage=worker, ops=None, port=None))
+                rows.append(replace(report, ops=None, port=None))
         return self._cross.update(rows, self.stage_seconds()) if rows else []
-
-    def _own(self, reports: Mapping[int, StageReport], replica: int) -> list[StageReport]:
-        """Return one replica's reports, with sources and ops as those of a single pipeline."""
-        first = replica * self.stages
-        stages = {first + stage: stage for stage in range(self.stages)}
-        rows = []
-        for worker in stages:
-            if (report := reports.get(worker)) is not None:
-                ops = report.ops and tuple(
-                    one._replace(op=one.op.partition("@")[0]) for one in report.ops
-                )
-                rows.append(replace(_of_sources(report, stages, stages), ops=ops))
-        return rows
 
     def _others(self, worker: int) -> list[int]:
         """Return the workers of adjacent stages in other replicas."""
@@ -193,6 +177,11 @@ class ReplicaEstimator:
             for near in (stage - 1, stage + 1)
             if other != replica and 0 <= near < self.stages
         ]
+
+    def iteration_seconds(self, reports: Mapping[int, StageReport]) -> list[float]:
+        """Return what the iteration before `reports` took, of each replica where it is known."""
+        first = [report for w, report in reports.items() if w % self.stages == 0]
+        return [report.seconds for report in first if report.seconds is not None]
 
     def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
         """Take `reports` as in `update`; return whether they change budgets' microbatches."""
@@ -231,11 +220,8 @@ class ReplicaEstimator:
     @property
     def charts(self) -> dict[Path, DelayChart]:
         """The charts of the seconds that a message takes, by path."""
-        found: dict[Path, DelayChart] = {}
-        for replica, estimator in enumerate(self.estimators):
-            first = replica * self.stages
-            found |= {(first + a, first + b): c for (a, b), c in estimator.charts.items()}
-        return found | dict(self._cross.charts)
+        every = (*(estimator.charts for estimator in self.estimators), self._cross.charts)
+        return {path: chart for charts in every for path, chart in charts.items()}
 
     def stage_seconds(self) -> float:
         """Return the seconds of one microbatch on the slowest worker."""
@@ -408,7 +394,8 @@ class ReplicaEstimator:
     @classmethod
     def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
         """Make an estimator without measurements from the `settings()` of another."""
-        return cls([Estimator.from_settings(one) for one in settings])
+        stages = len(settings[0]["hosts"])
+        return cls([Estimator.from_settings(one, i * stages) for i, one in enumerate(settings)])
 
     def delays(self) -> dict[str, float]:
         """Return the seconds of every path that is measured now, by `"0.1>1.2"`."""
@@ -421,18 +408,6 @@ class ReplicaEstimator:
 
     def _name(self, path: Path) -> str:
         return ">".join(worker_name(worker, self.stages) for worker in path)
-
-
-def _of_sources(
-    report: StageReport, sources: Iterable[int], names: Mapping[int, int]
-) -> StageReport:
-    """Return a `report` with only messages from `sources`, renamed by `names`."""
-    wanted = set(sources)
-    rows: dict[str, Any] = {
-        field: {names.get(k, k): x for k, x in getattr(report, field).items() if k in wanted}
-        for field in _BY_SOURCE
-    }
-    return replace(report, **rows)
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -21,5 +21,3 @@ class ReplicaRow:
     seconds: tuple[float, ...]
     uses: tuple[HostUse | None, ...]
     took: float | None = None
-
-    sender = 0  # one rank reports all replicas

@@ -1,4 +1,4 @@
-"""The report of one stage on one iteration: to the leader, in a run's record, for a replay.
+"""The report of one worker on one iteration: to the leader, in a run's record, for a replay.
 
 The fields of `StageReport` are the format: `to_json` writes them, and `from_json` reads nothing
 else. A report of another VERSION is refused, never guessed at.
@@ -17,7 +17,7 @@ from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.measure.link_fit import Sample
 from megatron_adaptra.measure.port_use import PortUse
 
-VERSION = 7
+VERSION = 8
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -72,8 +72,7 @@ class StockOp(NamedTuple):
 class StageReport:
     """A stage report holds seconds, by kind of op (`F`) or by the worker that messages came from.
 
-    Workers are numbered as in `ir.routes`: those of a single pipeline by their stages. `stage` is
-    always a stage; the sender of a report shows which worker it is of.
+    Workers, `worker` among them, are numbered as in `ir.routes`: those of one pipeline by stage.
 
     `wall` are medians, `cpu`, `queued` (waiting for a core) and `idle` (neither waiting for one nor
     on one) are means; the last two are empty where they are not known. `overhead`: CPU seconds of
@@ -87,7 +86,7 @@ class StageReport:
     ranks that may be at other ops; "" where they have not.
     """
 
-    stage: int
+    worker: int
     iteration: int
     wall: Mapping[str, float]
     cpu: Mapping[str, float]
@@ -108,11 +107,6 @@ class StageReport:
     queued: Mapping[str, float] = field(default_factory=dict)
     idle: Mapping[str, float] = field(default_factory=dict)
     met: str = ""
-
-    @property
-    def sender(self) -> int:
-        """The worker that reports."""
-        return self.stage
 
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump, which `from_json` reads."""

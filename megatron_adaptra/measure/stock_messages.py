@@ -31,15 +31,18 @@ def is_stock(reports: Sequence[StageReport]) -> bool:
 def stock_links(
     reports: Sequence[StageReport], chunks: int
 ) -> tuple[dict[Link, float], dict[Link, float]]:
-    """Return delay and transit per link, as in an IterationRecord, from all stages' `reports`.
+    """Return delay and transit per link, as in an IterationRecord, from a pipeline's `reports`.
 
-    `chunks`: per stage. Where the receiving device was late itself, or its host was late to call
-    for the message or to launch the op, only the rest counts. Raises ValueError for what is no op,
-    KeyError for one that no stage has run.
+    `reports`: by stage. `chunks`: per stage. Where the receiving device was late itself, or its
+    host was late to call for the message or to launch the op, only the rest counts. Raises
+    ValueError for what is no op, KeyError for one that no stage has run.
     """
     stages = len(reports)
     routes = Routes(stages, chunks)
-    times = [{Op.parse(text): row for text, *row in report.ops or ()} for report in reports]
+    times = [
+        {Op.parse(text)._replace(home=None): row for text, *row in report.ops or ()}
+        for report in reports
+    ]
     delays, transits = {}, {}
     for stage, ops in enumerate(times):
         record, before = IterationRecord(stage, 0), 0.0
@@ -55,8 +58,9 @@ def stock_links(
                 record.messages.append((source, made, stamps))
             before = end
         for source in {source for source, _, _ in record.messages}:
-            delays[source, stage] = max(0.0, record.delay(source))
-            transits[source, stage] = record.transit(source)
+            link = reports[source].worker, reports[stage].worker
+            delays[link] = max(0.0, record.delay(source))
+            transits[link] = record.transit(source)
     return delays, transits
 
 

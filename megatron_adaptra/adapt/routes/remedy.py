@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Proposed, Vote
@@ -22,8 +22,6 @@ from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 
 class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
     """A route remedy plans the schedule of all replicas, with routes between them.
-
-    Reports are of workers: so is their `stage`, and so are sources of messages.
 
     Args:
         start, log: see PlanRemedy; the start holds all replicas.
@@ -63,24 +61,17 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
 
     def state(self) -> dict[str, float]:
         """Return the seconds of the links within replicas, by workers."""
-        stages, found = self._start.stages, {}
-        for replica, estimator in enumerate(self.estimator.estimators):
-            for link, seconds in estimator.state().items():
-                a, b = (replica * stages + int(stage) for stage in link.split(">"))
-                found[f"{a}>{b}"] = seconds
-        return found
+        each = [estimator.state() for estimator in self.estimator.estimators]
+        return {link: seconds for state in each for link, seconds in state.items()}
 
     def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        rows = of_stages(reports, self._start.stages)
-        each = [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]
-        if each:
+        if each := self.estimator.iteration_seconds(reports):
             self.log.outcome(iteration - 1, max(each))  # of the slowest replica
 
     def _estimate(
         self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
     ) -> Changed:
-        rows = of_stages(reports, self._start.stages)
-        changed = self.replanner.observe(iteration, rows, ran)
+        changed = self.replanner.observe(iteration, reports, ran)
         for estimator in self.estimator.estimators:
             if estimator.unmet:
                 self.vote.note(estimator.unmet)
@@ -92,8 +83,3 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         there = self.vote.in_force[LINKS].pairs if paths else frozenset()
         missing = {(min(path), max(path)) for path in paths} - there
         return Proposed(Bundle({LINKS: Links(there | missing)})) if missing else None
-
-
-def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """Return the `reports` of workers, by number, as those of the `stages` of their replica."""
-    return {w: replace(report, stage=w % stages) for w, report in reports.items()}

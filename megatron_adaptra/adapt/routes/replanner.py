@@ -126,7 +126,7 @@ class RouteReplanner(Replanner[ReplicaPlan, ReplicaConditions]):
         usable = self.estimator.usable(by_worker)
         if not usable:
             return Changed([], [])
-        each = [r.seconds for r in usable.values() if r.stage == 0 and r.seconds is not None]
+        each = self.estimator.iteration_seconds(usable)
         seconds = max((s for s in each if 0 < s < LONGEST), default=None)  # of the slowest replica
         changed = self.estimator.update(usable)
         self._trials.observe(iteration, list(usable.values()), seconds, changed.any)

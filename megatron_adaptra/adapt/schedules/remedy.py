@@ -89,6 +89,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         """Propose a change that a plan needs before it can be proposed itself, if there is one."""
         return None
 
+    def sender(self, report: StageReport) -> int:
+        return report.worker
+
     def observe(
         self, iteration: int, row: Mapping[int, StageReport]
     ) -> Proposed[PlanDecision] | None:

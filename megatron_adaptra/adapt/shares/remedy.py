@@ -87,6 +87,9 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         self._rests.clear()
         self._usual.clear()
 
+    def sender(self, report: ReplicaRow) -> int:
+        return 0
+
     def observe(
         self, iteration: int, reports: Mapping[int, ReplicaRow]
     ) -> Proposed[ShareDecision] | None:

@@ -280,8 +280,8 @@ class Routes(Planned):
         if before is not None:
             self.world.truth = before.world.truth
             for name, seconds in before.loop.remedy.state().items():
-                a, b = (int(worker) for worker in name.split(">"))
-                self.world.estimator.estimators[a // 3].resume({f"{a % 3}>{b % 3}": seconds})
+                worker = int(name.partition(">")[0])
+                self.world.estimator.estimators[worker // 3].resume({name: seconds})
         super().__init__(out, folder, 6, before)
 
     def new_loop(self, start: Schedule, written: DecisionLog[PlanDecision]) -> Any:

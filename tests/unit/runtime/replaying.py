@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
-from megatron_adaptra.adapt.record import Recorded, RecordedIteration
+from megatron_adaptra.adapt.record import Recorded
 from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.ir.schedule import Schedule
 
 
-def replayed(
-    run: Recorded,
-    replanner: PipelineReplanner | RouteReplanner,
-    reports_of: Callable[[RecordedIteration], Any] = lambda row: row.reports,
-) -> list[tuple[int, str]]:
+def replayed(run: Recorded, replanner: PipelineReplanner | RouteReplanner) -> list[tuple[int, str]]:
     """The iterations whose reports lead to a plan, and the plans as text."""
     now = Schedule.from_json(run.about["now"])
     swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
@@ -24,7 +19,7 @@ def replayed(
         ran, now = now, swaps.get(iteration, now)
         if iteration == run.about["iteration"]:
             continue
-        changed = replanner.observe(iteration, reports_of(row), ran)
+        changed = replanner.observe(iteration, row.reports, ran)
         if iteration in swaps:
             replanner.swapped(found[-1][1], iteration)
         due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]

@@ -18,7 +18,7 @@ from runtime.voted_ranks import VotedRanks
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.record import RunRecord, read_record
-from megatron_adaptra.adapt.routes.remedy import RouteRemedy, of_stages
+from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapt.routes.replanner import RouteReplanner
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
@@ -115,15 +115,13 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(tmp_path: Path) -> None:
     assert list(run.iterations) == list(range(62))
     assert run.about["mode"] == mode
     for row in run.iterations.values():
-        assert [one.stage for one in row.reports] == list(range(6))
+        assert [one.worker for one in row.reports] == list(range(6))
     assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
     start = Schedule.from_json(run.about["start"])
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
     rule = ReplanPolicy(**run.about["rule"])
     replanner = RouteReplanner(start, estimator, rule, run.about["mode"])
-    plans = replayed(
-        run, replanner, lambda row: of_stages(dict(enumerate(row.reports)), start.stages)
-    )
+    plans = replayed(run, replanner)
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
 

@@ -68,7 +68,7 @@ def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
     for i in range(6):
         mixed = [record(s, i, {s - 1: 0.1 * MS} if s else {}) for s in range(3)]
         for r in mixed[1:]:
-            r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
+            r.messages += record(r.worker, i, {r.worker - 1: 9 * MS}).messages[:7]
             r.messages = r.messages[-14:]
         got = [r.report() for r in mixed]
         alone.update(got)

@@ -27,7 +27,7 @@ F, B = Kind.F, Kind.B
 
 def test_report_holds_means_medians_and_survives_json():
     got = record(1, 7, {0: 3 * MS, 2: 0.0}, busy=1.5).report()
-    assert (got.stage, got.iteration) == (1, 7)
+    assert (got.worker, got.iteration) == (1, 7)
     assert got.wall == pytest.approx({"F": 10 * MS, "B": 20 * MS})
     assert got.cpu == pytest.approx({"F": 5 * MS, "B": 10 * MS})
     assert got.overhead == pytest.approx(1.5)
@@ -153,7 +153,7 @@ def test_probe_keeps_what_happened_in_order():
     probe.pipeline_ends()
     probe.iteration_ends()
     r = probe.record
-    assert (r.stage, r.iteration) == (2, 5)
+    assert (r.worker, r.iteration) == (2, 5)
     assert [o.op for o in r.ops] == [Op(F, i) for i in range(3)]
     times = [r.begin, *(t for o in r.ops for t in (o.start, o.end)), r.end]
     assert times == sorted(times)

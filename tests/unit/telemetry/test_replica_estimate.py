@@ -34,8 +34,10 @@ OWN = [
 
 def estimator(replicas: int = 2, hosts: str = "aaa", **more: object) -> ReplicaEstimator:
     """`hosts`: of each replica, a letter per stage."""
-    each = [Estimator(COUNT, list(hosts), None, 1 << 20, **more) for _ in range(replicas)]  # type: ignore[arg-type]
-    return ReplicaEstimator(each)
+    firsts = range(0, replicas * STAGES, STAGES)
+    return ReplicaEstimator(
+        [Estimator(COUNT, list(hosts), None, 1 << 20, first=first, **more) for first in firsts]  # type: ignore[arg-type]
+    )
 
 
 def reports(
@@ -68,7 +70,7 @@ def reports(
         wall = {"F": times * 10 * MS, "B": times * 20 * MS}
         mine = seen(carried, worker, ahead)
         found[worker] = report(
-            worker % STAGES, wall=wall, delay=mine, delay_p25=mine, transit=mine,
+            worker, wall=wall, delay=mine, delay_p25=mine, transit=mine,
             ahead=dict.fromkeys(mine, 1.0), probed=seen(probed or {}, worker, ahead),
         )  # fmt: skip
     return found
@@ -262,7 +264,7 @@ def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, f
             replace(old, wall={"F": value, "B": 0.02}), replace(old, wall={"B": value}),
             replace(old, delay={rng.randrange(7): value}), replace(old, probed={3: value}),
             replace(old, overhead=value), replace(old, step=Step(value)),
-            replace(old, memory=Memory(value, 100, 100)), replace(old, stage=7),
+            replace(old, memory=Memory(value, 100, 100)), replace(old, worker=7),
             replace(old, ops=(StockOp("X0", value, 1.0, 1.0, 1.0),)),
             replace(old, wall={"F": 0.01, "I": value}),
         ][what]  # fmt: skip
@@ -297,7 +299,7 @@ def test_what_cannot_be_is_left_out(value: float) -> None:
     rows[1] = replace(rows[1], wall={"F": value, "B": 0.02})
     rows[2] = replace(rows[2], cpu={"F": value})
     rows[9] = rows[3]
-    rows[4] = replace(rows[4], stage=2)
+    rows[4] = replace(rows[4], worker=1)
     assert sorted(e.usable(rows)) == [0, 3, 5]
 
 

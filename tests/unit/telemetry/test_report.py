@@ -91,7 +91,7 @@ def without(name: str) -> Callable[[Any], Any]:
         (put("version", VERSION + 1), f"version {VERSION + 1}; this one reads {VERSION}"),
         (without("ahead"), "report lacks ahead"),
         (put("waited", 1.0), "report has 'waited', which is unknown here"),
-        (put("stage", "1"), "stage of a report cannot be '1'"),
+        (put("worker", "1"), "worker of a report cannot be '1'"),
         (put("overhead", None), "overhead of a report cannot be None"),
         (put("overhead", math.nan), "overhead of a report cannot be nan"),
         (put("delay", [1.0]), "delay of a report cannot be [1.0]"),

@@ -41,7 +41,7 @@ def jittery(
                 if rng.random() < bursts:
                     times *= rng.lognormvariate(0.5, 0.5)
                 wall = {k: sample(rng, times * s, OPS, sigma) for k, s in SECONDS.items()}
-                reports[worker] = report(worker % stages, wall=wall)
+                reports[worker] = report(worker, wall=wall)
             return reports
 
         yield iteration
