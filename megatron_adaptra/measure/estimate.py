@@ -13,11 +13,12 @@ from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.measure.link_delay import Link
 from megatron_adaptra.measure.link_estimates import LinkEstimates
 from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps
 from megatron_adaptra.measure.report import Memory, StageReport
 from megatron_adaptra.measure.step_sync import StepSyncModel
-from megatron_adaptra.measure.stock_messages import RECENT, Link
+from megatron_adaptra.measure.stock_messages import RECENT
 
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
 SPARE = 4  # messages under way beyond those that a plan allows for

@@ -158,8 +158,7 @@ class ReplicaEstimator:
             del self._seen[path]
         rows = []
         for worker, report in reports.items():
-            measured = report.delay.keys() | report.probed.keys()
-            sources = [source for source in self._others(worker) if source in measured]
+            sources = [source for source in self._others(worker) if source in report.links]
             for source in sources:
                 self._cross.watch((source, worker))
                 self._seen[source, worker] = self._updates

@@ -69,18 +69,35 @@ class StockOp(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LinkSample:
+    """A link sample holds what came from one worker in an iteration; see link_delay for seconds.
+
+    `delay`, `delay_p25`, `transit`, `ahead`: of messages of ops; None where none came. `probed`:
+    the transit of a small message that only measures the link; None where none came. `busy`: how
+    long larger messages kept the link busy, see `transmissions`; empty where none was probed.
+    `through`: what messages go through here, see Wire.
+    """
+
+    delay: float | None = None
+    delay_p25: float | None = None
+    transit: float | None = None
+    ahead: float | None = None
+    probed: float | None = None
+    busy: tuple[Sample, ...] = ()
+    through: str = ""
+
+
+@dataclass(frozen=True)
 class StageReport:
-    """A stage report holds seconds, by kind of op (`F`) or by the worker that messages came from.
+    """A stage report holds seconds by kind of op (`F`), and `links` by where messages came from.
 
     Workers, `worker` among them, are numbered as in `ir.routes`: those of one pipeline by stage.
 
     `wall` are medians, `cpu`, `queued` (waiting for a core) and `idle` (neither waiting for one nor
     on one) are means; the last two are empty where they are not known. `overhead`: CPU seconds of
-    the process per CPU second of its ops. `delay`, `delay_p25`, `transit`, `ahead`, `starved`: see
-    IterationRecord. `probed`: delays of small messages that only measure a link. `busy`: how long
-    larger ones kept the link busy, see `transmissions`; `port`: what those of several sources show
-    of the port; None where there is one source. `through`: what messages go through here, see Wire.
-    `ops`: its ops where Megatron's own messages were used, else None. `memory`: None where nothing
+    the process per CPU second of its ops. `starved`: see IterationRecord. `port`: what large
+    messages of several sources show of the port; None where there is one source. `ops`: its ops
+    where Megatron's own messages were used, else None. `memory`: None where nothing
     was counted. `step`, `seconds`: the step and the whole of the iteration before, since this one
     has not ended when it is reported; None where they are not known. `met`: how its ops have met
     ranks that may be at other ops; "" where they have not.
@@ -91,14 +108,8 @@ class StageReport:
     wall: Mapping[str, float]
     cpu: Mapping[str, float]
     overhead: float
-    delay: Mapping[int, float]
-    delay_p25: Mapping[int, float]
-    transit: Mapping[int, float]
-    ahead: Mapping[int, float]
+    links: Mapping[int, LinkSample]
     starved: float
-    probed: Mapping[int, float]
-    through: Mapping[int, str]
-    busy: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
     port: PortUse | None = None
     memory: Memory | None = None
     ops: tuple[StockOp, ...] | None = None
@@ -112,7 +123,9 @@ class StageReport:
         """Return an object for json.dump, which `from_json` reads."""
         # Not `asdict`, which copies every number of every op.
         memory, step = self.memory and vars(self.memory), self.step and vars(self.step)
-        return {"version": VERSION, **vars(self), "memory": memory, "step": step}
+        links = {source: vars(link) for source, link in self.links.items()}
+        known = {"links": links, "memory": memory, "step": step}
+        return {"version": VERSION, **vars(self), **known}
 
     @classmethod
     def from_json(cls, data: object) -> StageReport:

@@ -95,7 +95,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def observe(
         self, iteration: int, row: Mapping[int, StageReport]
     ) -> Proposed[PlanDecision] | None:
-        self._through = {w: report.through for w, report in row.items()}
+        for worker, report in row.items():
+            self._through[worker] = {source: link.through for source, link in report.links.items()}
         self._log_outcome(iteration, row)
         if iteration == self.vote.first:
             return None  # allocators and caches warm up

@@ -137,7 +137,8 @@ def test_one_way_between_two_hosts_measures_nothing():
     e = estimator(["one", "two", "two"])
     for i in range(6):
         some = reports(i, {(1, 0): 40 * MS}, clock={0: 77.0})
-        some[1] = replace(some[1], transit={})
+        links = {a: replace(link, transit=None) for a, link in some[1].links.items()}
+        some[1] = replace(some[1], links=links)
         assert e.update(some) == []
     assert e.conditions().link(1, 0).delay == 0.0
 

@@ -22,7 +22,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST
 from megatron_adaptra.measure.replica_estimate import STALE, ReplicaEstimator
-from megatron_adaptra.measure.report import Memory, StageReport, Step, StockOp
+from megatron_adaptra.measure.report import LinkSample, Memory, StageReport, Step, StockOp
 from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
 
 MS = 1e-3
@@ -68,11 +68,11 @@ def reports(
             }
 
         wall = {"F": times * 10 * MS, "B": times * 20 * MS}
-        mine = seen(carried, worker, ahead)
-        found[worker] = report(
-            worker, wall=wall, delay=mine, delay_p25=mine, transit=mine,
-            ahead=dict.fromkeys(mine, 1.0), probed=seen(probed or {}, worker, ahead),
-        )  # fmt: skip
+        mine, small = seen(carried, worker, ahead), seen(probed or {}, worker, ahead)
+        links = {source: LinkSample(s, s, s, 1.0) for source, s in mine.items()}
+        for source, s in small.items():
+            links[source] = replace(links.get(source, LinkSample()), probed=s)
+        found[worker] = report(worker, wall=wall, links=links)
     return found
 
 
@@ -241,7 +241,7 @@ def test_over_megatrons_own_messages() -> None:
             ops = tuple(
                 StockOp(str(op), 1.0 + k, 2.0 + k, 1.0 + k, 0.0) for k, op in enumerate(line)
             )
-            rows[worker] = replace(rows[worker], ops=ops, probed={})
+            rows[worker] = replace(rows[worker], ops=ops)
         if i == 5:
             del rows[4]
         e.update(e.usable(rows))
@@ -262,7 +262,8 @@ def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, f
         old = rows.get(worker, rows[0])
         rows[worker] = [
             replace(old, wall={"F": value, "B": 0.02}), replace(old, wall={"B": value}),
-            replace(old, delay={rng.randrange(7): value}), replace(old, probed={3: value}),
+            replace(old, links={rng.randrange(7): LinkSample(value)}),
+            replace(old, links={3: LinkSample(probed=value)}),
             replace(old, overhead=value), replace(old, step=Step(value)),
             replace(old, memory=Memory(value, 100, 100)), replace(old, worker=7),
             replace(old, ops=(StockOp("X0", value, 1.0, 1.0, 1.0),)),
