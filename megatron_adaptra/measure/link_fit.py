@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from megatron_adaptra.measure.students_t import exceeded
+from megatron_adaptra.measure.statistics import exceeded
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW = 10  # iterations with messages of several sizes that are fitted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from statistics import median
@@ -15,7 +14,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.core_use import CoreUse, queue_share
-from megatron_adaptra.measure.detect import RELATIVE, DelayChart
+from megatron_adaptra.measure.detect import RELATIVE, DelayChart, apart
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST, THIN, LinkEstimates
 from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps
@@ -332,7 +331,7 @@ class ReplicaEstimator:
             use = uses[worker]
             beyond = 1 + use.longer
             times = beyond * sum(seconds[worker][:2]) / sum(ops[worker % self.stages][:2])
-            if abs(math.log(times)) >= math.log1p(RELATIVE):
+            if apart(times, 1.0):
                 longer[worker], shares[worker] = times, use.share / beyond
         healthy = tuple(
             median(uses[w].share for w in self._healthy_of(stage, factors)) for stage in stages

@@ -15,7 +15,7 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 
 class Source(Protocol):

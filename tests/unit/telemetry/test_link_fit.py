@@ -9,7 +9,7 @@ import pytest
 from seeding import new_seed
 
 from megatron_adaptra.measure.link_fit import WINDOW, LinkFit, Sample, slope_of, transmissions
-from megatron_adaptra.measure.students_t import exceeded, tail
+from megatron_adaptra.measure.statistics import exceeded, tail
 from megatron_adaptra.transport.base import Stamps
 
 MB = 1e6
