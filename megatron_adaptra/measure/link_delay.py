@@ -102,33 +102,25 @@ def seen_by_probe(sample: LinkSample) -> Seen | None:
     return None if sample.probed is None else Seen(sample.probed, sample.probed)
 
 
-class LinkDelays:
-    """A LinkDelays turns what was seen of links to seconds.
+def on_the_way(link: Link, seen: Mapping[Link, Seen], hosts: Mapping[int, str]) -> float | None:
+    """Return the seconds of a `link`, between `hosts` half a round trip; None if not known.
 
-    Args:
-        hosts: by worker, an identity of its machine. Workers of one machine share a clock.
-        rendezvous: True where a message moves only after its receive is posted.
+    `hosts`: by worker, an identity of its machine, which has one clock.
     """
+    there, back = seen.get(link), seen.get(link[::-1])
+    if there is not None and hosts[link[0]] == hosts[link[1]]:
+        return there.seconds
+    return None if there is None or back is None else (there.transit + back.transit) / 2
 
-    def __init__(self, hosts: Mapping[int, str], rendezvous: bool) -> None:
-        self._hosts, self._rendezvous = hosts, rendezvous
 
-    def either_way(self, link: Link, seen: Mapping[Link, Seen]) -> float | None:
-        """Return the seconds on the way, between hosts half a round trip; None if not known."""
-        there, back = seen.get(link), seen.get(link[::-1])
-        if there is not None and self._one_host(link):
-            return there.seconds
-        return None if there is None or back is None else (there.transit + back.transit) / 2
-
-    def of(self, link: Link, seen: Mapping[Link, Seen]) -> float | None:
-        """Return the same for our messages, without the handshake of their receives."""
-        there, back = seen.get(link), seen.get(link[::-1])
-        if there is None or back is None or not self._rendezvous or not self._one_host(link):
-            return self.either_way(link, seen)
-        handshake = max(0.0, back.seconds - there.ahead)
-        if back.ahead < there.seconds:  # its own time may contain such a wait
-            handshake = min(handshake, there.seconds / 2)
-        return there.seconds - handshake
-
-    def _one_host(self, link: Link) -> bool:
-        return self._hosts[link[0]] == self._hosts[link[1]]
+def without_handshake(
+    link: Link, seen: Mapping[Link, Seen], hosts: Mapping[int, str]
+) -> float | None:
+    """Return the same, `hosts` too, of messages that wait for a receive, without that wait."""
+    there, back = seen.get(link), seen.get(link[::-1])
+    if there is None or back is None or hosts[link[0]] != hosts[link[1]]:
+        return on_the_way(link, seen, hosts)
+    handshake = max(0.0, back.seconds - there.ahead)
+    if back.ahead < there.seconds:  # its own time may contain such a wait
+        handshake = min(handshake, there.seconds / 2)
+    return there.seconds - handshake

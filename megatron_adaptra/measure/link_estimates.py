@@ -13,10 +13,11 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
 from megatron_adaptra.measure.link_delay import (
     Link,
-    LinkDelays,
     Seen,
+    on_the_way,
     seen_by_messages,
     seen_by_probe,
+    without_handshake,
 )
 from megatron_adaptra.measure.link_model import LinkModel
 from megatron_adaptra.measure.port_use import PortModel
@@ -58,7 +59,7 @@ class LinkEstimates:
         links: Iterable[Link] | None = None,
     ) -> None:
         self._message_bytes, self._chunks, self._on_device = message_bytes, chunks, on_device
-        self._delays = LinkDelays(hosts, rendezvous)
+        self._hosts, self._rendezvous = hosts, rendezvous
         # A message that waits for a core to be handled looks like one that is still on its way.
         self._floor = TIME_SLICE if shared else 0.0
         # Where threads wait for a core, many a message does; a slow link delays all of them.
@@ -182,7 +183,7 @@ class LinkEstimates:
             # A wait for messages of another link is due to the port, not to this link.
             small = {way: self._models[way].small() for way in (link, link[::-1])}
             seen = {way: Seen(one, one) for way, one in small.items() if one is not None}
-            alone = self._delays.either_way(link, seen)
+            alone = on_the_way(link, seen, self._hosts)
             delay = delay if alone is None else min(delay, max(0.0, alone))
             bandwidth = max(bandwidth, *rates)
         return LinkState(delay, bandwidth)
@@ -203,8 +204,9 @@ class LinkEstimates:
         each = ((link, seen_by_messages(one, self._crowded)) for link, one in samples.items())
         carried = {link: one for link, one in each if one is not None}
         seen, found = {**probed, **carried}, {}
+        delay_of = without_handshake if self._rendezvous else on_the_way
         for link in self.charts:
-            if (delay := self._delays.of(link, seen)) is not None:
+            if (delay := delay_of(link, seen, self._hosts)) is not None:
                 if link not in carried:  # a small message shows nothing of what bytes take
                     delay += self._models[link].wire(self._message_bytes)
                 self._excess[link] = excess = self._excesses[link].believed()
@@ -218,8 +220,8 @@ class LinkEstimates:
         """Return, by link, the longer of the seconds of our probes and of Megatron's messages."""
         matters, found = ABSOLUTE * self._stage_seconds, {}
         for link in self.charts:
-            ours = self._delays.either_way(link, probed)
-            stock = self._delays.either_way(link, theirs)
+            ours = on_the_way(link, probed, self._hosts)
+            stock = on_the_way(link, theirs, self._hosts)
             if ours is not None:
                 least = ours
                 ours += self._models[link].wire(self._message_bytes)  # however little it is

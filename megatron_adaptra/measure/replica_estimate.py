@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
+from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.core_use import CoreUse, queue_share
 from megatron_adaptra.measure.detect import RELATIVE, DelayChart, apart
@@ -201,11 +201,6 @@ class ReplicaEstimator:
         return all(one.split for one in self.estimators)
 
     @property
-    def unmet(self) -> str:
-        """The reason why a budget in bytes was given up; "" where none was."""
-        return next((one.unmet for one in self.estimators if one.unmet), "")
-
-    @property
     def known(self) -> bool:
         """True once every worker has reported, which `conditions` needs."""
         return all(ops.known for ops in self._ops) and all(e.known for e in self.estimators)
@@ -369,21 +364,12 @@ class ReplicaEstimator:
         return state.delay + self.estimators[0].message_bytes / state.bandwidth
 
     def state(self) -> dict[str, float]:
-        """Return the seconds per path, `"0.1>1.2"`, planned for, to go on from after a restart.
+        """Return the seconds per link within replicas, `"1>2"`, planned for: see Estimator.
 
-        The factors of slow workers are measured again within a few iterations.
+        Cross paths and slow workers are measured again within a few iterations.
         """
-        levels = {self._name(path): chart.level for path, chart in self.charts.items()}
-        return {name: level for name, level in levels.items() if level is not None}
-
-    def resume(self, state: Mapping[str, float]) -> None:
-        """Take the seconds of `state()` for those that the plan in force is made for."""
-        for name, level in state.items():
-            source, target = (parse_worker(text, self.stages) for text in name.split(">"))
-            if source // self.stages != target // self.stages:
-                self._cross.watch((source, target))
-                self._seen[source, target] = self._updates
-            self.charts[source, target].resume(level)
+        each = [estimator.state() for estimator in self.estimators]
+        return {link: seconds for state in each for link, seconds in state.items()}
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the arguments of its estimators, for json.dump and `from_settings`."""

@@ -144,14 +144,6 @@ class SlowWorkers:
         self._confirmed.clear()
         self._decided = self.factors()
 
-    def changes(self) -> list[str]:
-        """Describe the changes since `accept`, one text per worker, in words for a decision."""
-        found = []
-        for worker, factor in self.factors().items():
-            if apart(factor, self._decided[worker]):
-                found.append(worker_in_words(worker, factor, self._stages))
-        return found
-
     def alarms(self) -> list[str]:
         """Return the workers whose last sample is out of its chart, as `"1.2"`."""
         return [worker_name(w, self._stages) for w, chart in self.charts.items() if chart.alarm]

@@ -49,9 +49,6 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         self.estimator, self.rule = estimator, rule
         self._starvation = Starvation(start.stages)
 
-    def state(self) -> dict[str, float]:
-        return self.estimator.state()
-
     def start(self, vote: Vote) -> None:
         super().start(vote)
         self.log.record.run(

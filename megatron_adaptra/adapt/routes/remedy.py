@@ -59,11 +59,6 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             delays=self.estimator.delays(), rule=asdict(self.rule), mode=self.replanner.mode,
         )  # fmt: skip
 
-    def state(self) -> dict[str, float]:
-        """Return the seconds of the links within replicas, by workers."""
-        each = [estimator.state() for estimator in self.estimator.estimators]
-        return {link: seconds for state in each for link, seconds in state.items()}
-
     def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
         if each := self.estimator.iteration_seconds(reports):
             self.log.outcome(iteration - 1, max(each))  # of the slowest replica

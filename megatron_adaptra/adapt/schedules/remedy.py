@@ -71,9 +71,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         """Return what an iteration of a `schedule` takes under `conditions`, as plans compare."""
         return self.replanner.simulated(schedule, conditions)
 
-    @abstractmethod
     def state(self) -> dict[str, float]:
         """Return what is planned for, to go on from after a restart: seconds per link."""
+        return self.replanner.estimator.state()
 
     @abstractmethod
     def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:

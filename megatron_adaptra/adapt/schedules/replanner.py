@@ -72,6 +72,10 @@ class Estimates(Protocol[K_co]):
         """Take present conditions as those that are planned for."""
         ...
 
+    def state(self) -> dict[str, float]:
+        """Return the seconds per link, `"1>2"`, that are planned for."""
+        ...
+
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
         ...

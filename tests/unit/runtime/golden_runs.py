@@ -279,9 +279,8 @@ class Routes(Planned):
         rng.lognormvariate = lambda mu, sigma: rng.uniform(1 - sigma, 1 + sigma)
         if before is not None:
             self.world.truth = before.world.truth
-            for name, seconds in before.loop.remedy.state().items():
-                worker = int(name.partition(">")[0])
-                self.world.estimator.estimators[worker // 3].resume({name: seconds})
+            for estimator in self.world.estimator.estimators:
+                estimator.resume(before.loop.remedy.state())
         super().__init__(out, folder, 6, before)
 
     def new_loop(self, start: Schedule, written: DecisionLog[PlanDecision]) -> Any:

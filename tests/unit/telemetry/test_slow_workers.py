@@ -11,7 +11,7 @@ from telemetry.records import record, report
 from telemetry.workers import jittery
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.measure.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
+from megatron_adaptra.measure.slow_workers import LASTING, TRY_AGAIN, SlowWorkers, worker_in_words
 
 STAGES = 3
 SEED = 20251125  # fixed: a rate of false alarms is never quite zero
@@ -23,9 +23,7 @@ def iteration(times, replicas=2, *, counts=None, missing=()):
     for worker in range(STAGES * replicas):
         if worker not in missing:
             slow, count = times.get(worker, 1.0), (counts or {}).get(worker, 4)
-            made = record(
-                worker % STAGES, 0, {}, forward=0.01 * slow, backward=0.02 * slow, count=count
-            )
+            made = record(worker, 0, {}, forward=0.01 * slow, backward=0.02 * slow, count=count)
             reports[worker] = made.report()
     return reports
 
@@ -34,8 +32,9 @@ def run(workers, count, times, replicas=2, **more):
     """What is decided in so many iterations, from 1 on: iteration, words."""
     found = []
     for i in range(1, count + 1):
-        if workers.update(iteration(times, replicas, **more)):
-            found.append((i, workers.changes()))
+        if changed := workers.update(iteration(times, replicas, **more)):
+            now = workers.factors()
+            found.append((i, [worker_in_words(w, now[w], STAGES) for w in changed]))
             workers.accept()
     return found
 
@@ -228,7 +227,6 @@ def test_a_change_is_named_until_it_is_planned_for():
     found = [workers.update(iteration({5: 2.0})) for _ in range(5)]
     assert found == [[], [], [5], [5], [5]]
     workers.accept()
-    assert workers.changes() == []
     assert workers.update(iteration({5: 2.0})) == []
 
 
@@ -298,10 +296,10 @@ def test_noisy_first_iterations_do_not_make_a_slow_worker_normal():
 def test_whatever_reports_hold_factors_stay_within_what_was_seen(rows, every):
     workers = SlowWorkers(2, 2)
     for i, row in enumerate(rows):
-        workers.update({w: report(w % 2, wall=wall) for w, wall in row.items()})
+        workers.update({w: report(w, wall=wall) for w, wall in row.items()})
         if i % every == 0:
             workers.accept()
-            assert workers.changes() == []
+            assert workers.update({}) == []
         assert all(0 < factor < float("inf") for factor in workers.factors().values())
         for stage in range(2):
             assert min(workers.factors()[stage], workers.factors()[stage + 2]) <= 1.0
