@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from megatron_adaptra.measure.link_fit import Transfer, by_themselves, transmissions
+from megatron_adaptra.measure.link_fit import Sample, Transfer, by_themselves, transmissions
 from megatron_adaptra.measure.report import LinkSample
 from megatron_adaptra.transport.base import Stamps
 
@@ -36,28 +35,28 @@ def link_sample(
 
     `through`: see LinkSample.
     """
-    small = [t.completed - t.sent for t in probes if t.nbytes <= SMALL]
-    if not small:
-        found, alone = LinkSample(through=through), {}
-    else:
-        busy = transmissions(larger(messages, probes), least := min(small), 0.25)
-        found = LinkSample(probed=least, busy=tuple(busy), through=through)
-        alone = {id(one.stamps): one for one in by_themselves(messages, least)}
+    probed = min((t.completed - t.sent for t in probes if t.nbytes <= SMALL), default=None)
+    busy, alone = list[Sample](), dict[int, Transfer]()
+    if probed is not None:
+        busy = transmissions(larger(messages, probes), probed, 0.25)
+        alone = {id(one.stamps): one for one in by_themselves(messages, probed)}
     if not messages:
-        return found
+        return LinkSample(probed=probed, busy=tuple(busy), through=through)
     # Eager messages all count. A stage that runs all forwards before the first backward awaits only
     # a few messages.
     awaited = [t for t in messages if t.eager or t.posted <= t.sent] or messages
     # Nothing else ran in this process when these came.
     wanted = [t for t in awaited if 0 < t.wanted <= t.completed]
     quartiles = (sorted(_delays(some, alone)) for some in (awaited, wanted) if some)
-    return replace(
-        found,
+    return LinkSample(
         delay=median(_delays(awaited, alone)),  # no mean: one late wake-up is not a slow link
         delay_p25=min(delays[len(delays) // 4] for delays in quartiles),
         # The least: two clocks do not show which messages have waited for their receive.
         transit=min(t.completed - t.sent for t in messages),
         ahead=median(max(0.0, t.sent - t.posted) for t in awaited),
+        probed=probed,
+        busy=tuple(busy),
+        through=through,
     )
 
 

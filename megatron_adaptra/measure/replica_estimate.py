@@ -139,7 +139,8 @@ class ReplicaEstimator:
             except (AdaptraError, KeyError, ValueError):  # ops that do not fit each other
                 continue
         paths += self._update_cross(reports)
-        return Changed(paths, self.slow_workers.update(self._on_own_cores(reports)))
+        walls = {worker: report.wall for worker, report in self._on_own_cores(reports).items()}
+        return Changed(paths, self.slow_workers.update(walls))
 
     def _on_own_cores(self, reports: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
         """Return `reports` without the waits for each other of workers that share cores."""
@@ -157,7 +158,7 @@ class ReplicaEstimator:
             del self._seen[path]
         rows = []
         for worker, report in reports.items():
-            sources = [source for source in self._others(worker) if source in report.links]
+            sources = [source for source in report.links if self._crosses(source, worker)]
             for source in sources:
                 self._cross.watch((source, worker))
                 self._seen[source, worker] = self._updates
@@ -166,15 +167,10 @@ class ReplicaEstimator:
                 rows.append(replace(report, ops=None, port=None))
         return self._cross.update(rows, self.stage_seconds()) if rows else []
 
-    def _others(self, worker: int) -> list[int]:
-        """Return the workers of adjacent stages in other replicas."""
-        replica, stage = divmod(worker, self.stages)
-        return [
-            other * self.stages + near
-            for other in range(self.replicas)
-            for near in (stage - 1, stage + 1)
-            if other != replica and 0 <= near < self.stages
-        ]
+    def _crosses(self, source: int, target: int) -> bool:
+        """Return whether two workers are in adjacent stages of different replicas."""
+        (one, stage), (other, near) = divmod(source, self.stages), divmod(target, self.stages)
+        return one != other and one < self.replicas and abs(stage - near) == 1
 
     def iteration_seconds(self, reports: Mapping[int, StageReport]) -> list[float]:
         """Return what the iteration before `reports` took, of each replica where it is known."""

@@ -108,7 +108,7 @@ class ReplicaSpeeds:
                 # No majority shows which one has changed, as where other programs come and go, and
                 # counts depend only on the ratio of the two: one is fast or the other slow.
                 each = {r: seconds / usual for r, seconds in each.items() if len(each) == 2}
-            self._workers.take({r: {_KIND: seconds} for r, seconds in each.items()})
+            self._workers.update({r: {_KIND: seconds} for r, seconds in each.items()})
         found = {r: factor for r, factor in self._workers.slow().items() if factor >= SLOW}
         self._held = self._held + 1 if self._alike(found, self._found) else 1
         self._found = found

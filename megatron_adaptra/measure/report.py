@@ -175,8 +175,7 @@ def _number(name: str) -> Callable[[Any], Any]:
     most = sys.float_info.max
 
     def read(value: Any) -> Any:
-        if type(value) not in (float, int) or not -most <= value <= most:
-            raise _refused(name, value)
+        _expect(type(value) in (float, int) and -most <= value <= most, name, value)
         return value
 
     return read
@@ -184,8 +183,7 @@ def _number(name: str) -> Callable[[Any], Any]:
 
 def _plain(kind: type, name: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _refused(name, value)
+        _expect(type(value) is kind, name, value)
         return value
 
     return read
@@ -193,8 +191,7 @@ def _plain(kind: type, name: str) -> Callable[[Any], Any]:
 
 def _list_of(each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise _refused(name, value)
+        _expect(isinstance(value, (list, tuple)), name, value)
         return tuple([each(one) for one in value])
 
     return read
@@ -205,8 +202,7 @@ def _row(hint: Any, name: str) -> Callable[[Any], Any]:
     readers = [_reader(kind, f"{name}.{key}") for key, kind in get_type_hints(hint).items()]
 
     def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
-            raise _refused(name, value)
+        _expect(isinstance(value, (list, tuple)) and len(value) == len(readers), name, value)
         return hint._make([each(one) for each, one in zip(readers, value, strict=True)])
 
     return read
@@ -218,13 +214,11 @@ def _mapping(key: type, each: Callable[[Any], Any], name: str) -> Callable[[Any]
     def key_of(found: Any) -> Any:
         if key is int and isinstance(found, str) and found.isascii() and found.isdigit():
             return int(found)
-        if type(found) is not key:
-            raise _refused(name, found)
+        _expect(type(found) is key, name, found)
         return found
 
     def read(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _refused(name, value)
+        _expect(isinstance(value, Mapping), name, value)
         return {key_of(found): each(one) for found, one in value.items()}
 
     return read
@@ -234,8 +228,7 @@ def _object(cls: Any, name: str) -> Callable[[Any], Any]:
     readers = {key: _reader(kind, key) for key, kind in get_type_hints(cls).items()}
 
     def read(data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            raise _refused(name, data)
+        _expect(isinstance(data, Mapping), name, data)
         if unknown := data.keys() - readers.keys():
             raise BadMessage(f"{name} has {_short(min(map(str, unknown)))}, which is unknown here")
         if missing := [key for key in readers if key not in data]:
@@ -245,8 +238,9 @@ def _object(cls: Any, name: str) -> Callable[[Any], Any]:
     return read
 
 
-def _refused(name: str, value: object) -> BadMessage:
-    return BadMessage(f"{name} of a report cannot be {_short(value)}")
+def _expect(fits: bool, name: str, value: object) -> None:
+    if not fits:
+        raise BadMessage(f"{name} of a report cannot be {_short(value)}")
 
 
 def _short(value: object) -> str:

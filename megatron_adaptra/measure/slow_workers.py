@@ -20,7 +20,6 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart, apart
 from megatron_adaptra.measure.op_seconds import WINDOW
-from megatron_adaptra.measure.report import StageReport
 
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
 SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
@@ -63,23 +62,15 @@ class SlowWorkers:
         self._decided = dict.fromkeys(self.charts, 1.0)
         self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
 
-    def update(self, reports: Mapping[int, StageReport]) -> list[int]:
+    def update(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
         """Take one iteration; return the workers whose factor is not the one planned for.
 
         Args:
-            reports: by worker. One whose report is missing, or that ran no microbatch, keeps its
-                factor. Seconds in a report are of one op, so that it does not matter how many
-                there were; only kinds of ops that others ran too, or that it ran before, count.
+            times: by worker, seconds by kind of op. One that is missing, or ran no microbatch,
+                keeps its factor. Seconds are of one op, so that it does not matter how many there
+                were; only kinds of ops that others ran too, or that it ran before, count.
 
         They are returned again with each iteration until `accept`, or until they are as before.
-
-        Raises:
-            BadInput: there is no such worker.
-        """
-        return self.take({worker: report.wall for worker, report in reports.items()})
-
-    def take(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Do as `update`, but for `times`: by worker, seconds by kind of work.
 
         Raises:
             BadInput: there is no such worker.
