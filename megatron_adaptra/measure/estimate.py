@@ -81,7 +81,7 @@ class Estimator:
         self._ops = [StageOps(cores, chunks) for _ in range(stages)]
         self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
-        self._correction = Correction()
+        self.correction = Correction()
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
@@ -161,7 +161,7 @@ class Estimator:
 
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
-        self._correction.learn(predicted, measured)
+        self.correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
         """Take note of `predicted` and `measured` seconds over Megatron's own messages.
@@ -183,11 +183,6 @@ class Estimator:
         each = [self._links.delay(link, True) for link in self.charts]
         return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 
-    @property
-    def correction(self) -> float:
-        """The factor for op seconds: cores and caches are shared in ways that are not modelled."""
-        return self._correction.factor
-
     def delays(self) -> dict[str, float]:
         """Return the present seconds of every link, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
@@ -201,7 +196,7 @@ class Estimator:
 
         `corrected`: multiply op seconds by `correction`. `native`: for stock's messages and step.
         """
-        scale = self.correction if corrected else 1.0
+        scale = self.correction.factor if corrected else 1.0
         ports = {} if native and self._on_device else self._links.ports()
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in stage.seconds())) for stage in self._ops]

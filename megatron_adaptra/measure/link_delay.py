@@ -38,7 +38,7 @@ def link_sample(
     probed = min((t.completed - t.sent for t in probes if t.nbytes <= SMALL), default=None)
     busy, alone = list[Sample](), dict[int, Transfer]()
     if probed is not None:
-        busy = transmissions(larger(messages, probes), probed, 0.25)
+        busy = transmissions(larger(messages, probes), probed)
         alone = {id(one.stamps): one for one in by_themselves(messages, probed)}
     if not messages:
         return LinkSample(probed=probed, busy=tuple(busy), through=through)

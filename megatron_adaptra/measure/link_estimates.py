@@ -22,7 +22,7 @@ from megatron_adaptra.measure.link_delay import (
 from megatron_adaptra.measure.link_model import LinkModel
 from megatron_adaptra.measure.port_use import PortModel
 from megatron_adaptra.measure.report import LinkSample, StageReport
-from megatron_adaptra.measure.stock_messages import Excess, is_stock, stock_links
+from megatron_adaptra.measure.stock_messages import Excess, stock_links
 
 _BETWEEN = 4  # links that a worker between two others has at least
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
@@ -96,7 +96,7 @@ class LinkEstimates:
         samples = {(s, r.worker): sample for r in reports for s, sample in r.links.items()}
         self._take_busy(reports, samples)
         probed = {link: seen for link, one in samples.items() if (seen := seen_by_probe(one))}
-        if is_stock(reports):
+        if all(report.ops for report in reports):  # it ran over Megatron's own messages
             delays = self._of_stock(probed, stock_links(reports, self._chunks))
         else:
             delays = self._of_ours(probed, samples)

@@ -22,11 +22,6 @@ RECENT = 3  # iterations whose median counts
 FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
 
 
-def is_stock(reports: Sequence[StageReport]) -> bool:
-    """Return whether an iteration with these `reports` ran over Megatron's own messages."""
-    return all(report.ops for report in reports)
-
-
 def stock_links(reports: Sequence[StageReport], chunks: int) -> dict[Link, Seen]:
     """Return what a pipeline's `reports` show of each link.
 

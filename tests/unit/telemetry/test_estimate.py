@@ -167,7 +167,7 @@ def test_correction_is_a_recent_median_within_bounds(ratios, correction):
     for ratio in ratios:
         e.learn(0.5, 0.5 * ratio)
     e.learn(0.0, 1.0)  # nothing predicted, nothing learned
-    assert e.correction == pytest.approx(correction)
+    assert e.correction.factor == pytest.approx(correction)
     assert e.conditions(corrected=False) == plain
     corrected = e.conditions()
     assert corrected.forward == pytest.approx([correction * f for f in plain.forward])
