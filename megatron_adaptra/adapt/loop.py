@@ -15,7 +15,7 @@ from megatron_adaptra.agree.controller import MOST_JOBS
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.measure.reduction_report import ReductionReport
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 from megatron_adaptra.measure.report import StageReport
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
@@ -135,6 +135,10 @@ class Remedy(ABC, Generic[R, D]):
         """Take note that all ranks run `bundle` in `iteration`. On the training thread."""
 
     @abstractmethod
+    def sender(self, report: R) -> int:
+        """Return the number of a report's rank or worker among those that report."""
+
+    @abstractmethod
     def observe(self, iteration: int, row: Mapping[int, R]) -> Proposed[D] | None:
         """Return a proposal after an `iteration` that all have reported; None to change nothing.
 
@@ -235,12 +239,13 @@ class Loop(Generic[M]):
     def _take(self, report: Report) -> None:
         iteration, now = report.iteration, self._vote.iteration
         recent = range(now - RECENT_ITERATIONS, now + RECENT_ITERATIONS)
-        if report.sender not in range(self.remedy.senders) or iteration not in recent:
+        sender = self.remedy.sender(report)
+        if sender not in range(self.remedy.senders) or iteration not in recent:
             return  # late, or nonsense
         for late in [i for i in self._rows if i not in recent]:
             del self._rows[late]  # a rank does not report any more, or not all
         row = self._rows.setdefault(iteration, {})
-        row[report.sender] = report
+        row[sender] = report
         if len(row) < self.remedy.senders:
             return
         del self._rows[iteration]

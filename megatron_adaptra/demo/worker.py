@@ -44,7 +44,7 @@ from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded
-from megatron_adaptra.measure.machine_time import MachineTime
+from megatron_adaptra.measure.host_use import MachineTime
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.view.findings import key_phase
 

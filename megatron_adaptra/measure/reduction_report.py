@@ -35,11 +35,6 @@ class ReductionReport:
     buffers: Buffers = Buffers()
 
     @property
-    def sender(self) -> int:
-        """The rank that reports."""
-        return self.rank
-
-    @property
     def exposed(self) -> float | None:
         """The seconds from its last gradients to its end; None where that is not known."""
         return None if self.seconds is None else max(0.0, self.seconds - self.buffers.overlap)

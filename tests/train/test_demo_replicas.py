@@ -47,7 +47,7 @@ def check(done: dict[str, Any], out: Path) -> list[Schedule]:
     assert (conditions.replicas, conditions.stages) == (2, 2)
     (run,) = read_record(out / "replica-0.jsonl")
     assert run.about["replicas"] == len(run.about["estimators"]) == 2
-    rows = {tuple(report.stage for report in row.reports) for row in run.iterations.values()}
+    rows = {tuple(report.worker for report in row.reports) for row in run.iterations.values()}
     assert rows == {(0, 1, 2, 3)}
     # Drawn are all workers of both arms; ours ran what was planned.
     names = [f"worker {name}" for name in WORKERS]

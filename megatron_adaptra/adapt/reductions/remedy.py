@@ -105,6 +105,9 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         super().close()
         self._planner.close()
 
+    def sender(self, report: ReductionReport) -> int:
+        return report.rank
+
     def observe(
         self, iteration: int, row: Mapping[int, ReductionReport]
     ) -> Proposed[ReductionDecision] | None:

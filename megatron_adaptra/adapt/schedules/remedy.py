@@ -100,16 +100,19 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self._ran[iteration] = bundle[SCHEDULE]
         self._ran.pop(iteration - RECENT_ITERATIONS, None)
 
+    def sender(self, report: StageReport) -> int:
+        return report.worker
+
     def observe(
         self, iteration: int, row: Mapping[int, StageReport]
     ) -> Proposed[PlanDecision] | None:
-        self._through = {w: report.through for w, report in row.items()}
-        rows = of_stages(row, self._start.stages)
-        self._log_outcome(iteration, rows)
+        for worker, report in row.items():
+            self._through[worker] = {source: link.through for source, link in report.links.items()}
+        self._log_outcome(iteration, row)
         if iteration == self.vote.first:
             return None  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
-        changed = self.measure(iteration, rows, ran)
+        changed = self.measure(iteration, row, ran)
         for pipeline in self._pipelines:
             if pipeline.unmet:
                 self.vote.note(pipeline.unmet)
@@ -142,12 +145,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
 
     def state(self) -> dict[str, float]:
         """Return the seconds, by link within a replica, to go on from after a restart."""
-        stages, found = self._start.stages, {}
-        for replica, pipeline in enumerate(self._pipelines):
-            for link, seconds in pipeline.state().items():
-                a, b = (replica * stages + int(stage) for stage in link.split(">"))
-                found[f"{a}>{b}"] = seconds
-        return found
+        return self.estimator.state()
 
     def measure(
         self, iteration: int, rows: Mapping[int, StageReport], ran: Schedule | None
@@ -165,7 +163,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         if not (rows := self._usable(rows)):
             return Changed([], [])
         # Those of the slowest replica count.
-        seconds = max((s for s in _seconds(rows) if 0 < s < LONGEST), default=None)
+        seconds = max((s for s in self._seconds_of(rows) if 0 < s < LONGEST), default=None)
         changed = self._update(rows)
         self._trials.observe(iteration, list(rows.values()), seconds, changed.any)
         if seconds is not None:
@@ -372,8 +370,13 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
 
     def _log_outcome(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
         """Log what the iteration before has taken, by the reports of this one."""
-        if seconds := _seconds(rows):
+        if seconds := self._seconds_of(rows):
             self.log.outcome(iteration - 1, max(seconds))
+
+    def _seconds_of(self, rows: Mapping[int, StageReport]) -> list[float]:
+        """Return the seconds of the iteration before, of each replica that knows them."""
+        first = [report for worker, report in rows.items() if worker % self._start.stages == 0]
+        return [report.seconds for report in first if report.seconds is not None]
 
     def _proposed(self, change: Change[P, K]) -> Proposed[PlanDecision]:
         """Propose a `change`, with the reason for the log."""
@@ -438,13 +441,3 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         if iteration > last.iteration + WINDOW:
             last.refreshed_ms = 1e3 * predicted
             self.log.refresh(last, last.refreshed_ms)
-
-
-def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """Return the `reports` of workers, by number, as those of the `stages` of their replica."""
-    return {w: replace(report, stage=w % stages) for w, report in reports.items()}
-
-
-def _seconds(rows: Mapping[int, StageReport]) -> list[float]:
-    """Return the seconds of the iteration before, of each replica that knows them."""
-    return [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]

@@ -16,8 +16,7 @@ from megatron_adaptra.adapt.shares.ladder import PATIENCE, Offered, cheaper_reme
 from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial, in_words
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.measure.replica_row import ReplicaRow
-from megatron_adaptra.measure.replica_speed import ReplicaSpeeds
+from megatron_adaptra.measure.replica_speed import ReplicaRow, ReplicaSpeeds
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
 from megatron_adaptra.plan.shares.counts import SharePlan, share_by_speed, shares_in_words
 
@@ -136,6 +135,9 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         self._attempt.forget()
         self._rests.clear()
         self._usual.clear()
+
+    def sender(self, report: ReplicaRow) -> int:
+        return 0
 
     def observe(
         self, iteration: int, reports: Mapping[int, ReplicaRow]

@@ -247,16 +247,9 @@ def _loop(
     workers = [Worker(rank, group.names[rank]) for rank in context.workers]
     rule = _policy(context, means)
     estimators = []
-    for replica in range(context.replicas):
-        own = slice(replica * context.stages, (replica + 1) * context.stages)
-        estimators.append(
-            _estimator(context, wiring, means, message_bytes, peaks[own], context.workers[own])
-        )
-        resumed = {}
-        for link, seconds in delays.items():
-            a, b = (int(worker) - own.start for worker in link.split(">"))
-            resumed[f"{a}>{b}"] = seconds
-        estimators[-1].resume(resumed)
+    for worker in range(0, len(workers), context.stages):
+        estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
+        estimators[-1].resume(delays)
     if context.replicas == 1:
         return Loop(PipelineRemedy(start, estimators[0], rule, log, workers), announce=announce)
     moves = mode_of(context.config.reroute, group.limits, means.executes)
@@ -296,17 +289,19 @@ def _estimator(
     means: _Means,
     message_bytes: int,
     at_first: Sequence[float],
-    ranks: Sequence[int],
+    first: int,
 ) -> Estimator:
-    """Make the estimator of the pipeline of `ranks`, by stage.
+    """Make the estimator of the pipeline whose workers are numbered from `first` on.
 
-    `at_first`: microbatches per stage that fit, as the job begins with so many.
+    `at_first`: microbatches per worker that fit, as the job begins with so many.
     """
-    hosts, cores = _hosts_and_cores(wiring, ranks)
+    own = slice(first, first + context.stages)
+    hosts, cores = _hosts_and_cores(wiring, context.workers[own])
     return Estimator(
         means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
         context.emulator is None or context.device.behind, chunks=means.chunks, split=means.split,
-        recompute=means.recompute, at_first=at_first, on_device=context.device.behind,
+        recompute=means.recompute, at_first=at_first[own], on_device=context.device.behind,
+        first=first,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from megatron_adaptra.base.errors import reason_of
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
 # Why there are no shares any more, by the result of the vote.

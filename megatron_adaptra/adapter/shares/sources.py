@@ -17,7 +17,7 @@ from megatron_adaptra.config import AUTO
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
 
 if TYPE_CHECKING:  # settings are checked before it is known that this Megatron has all it needs

@@ -19,7 +19,7 @@ from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.core_wait import CoreWait
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 
 class AdaptiveShares:

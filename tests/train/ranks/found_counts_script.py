@@ -34,7 +34,7 @@ from megatron_adaptra.agree.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
-from megatron_adaptra.measure.replica_row import ReplicaRow  # noqa: E402
+from megatron_adaptra.measure.replica_speed import ReplicaRow  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it
 BEHIND = 2  # a rank that does not switch with the others, in the last training

@@ -277,9 +277,8 @@ class Routes(Planned):
         rng.lognormvariate = lambda mu, sigma: rng.uniform(1 - sigma, 1 + sigma)
         if before is not None:
             self.world.truth = before.world.truth
-            for name, seconds in before.loop.remedy.state().items():
-                a, b = (int(worker) for worker in name.split(">"))
-                self.world.estimator.estimators[a // 3].resume({f"{a % 3}>{b % 3}": seconds})
+            for estimator in self.world.estimator.estimators:
+                estimator.resume(before.loop.remedy.state())
         super().__init__(out, folder, 6, before)
 
     def new_loop(self, start: Schedule, written: DecisionLog[PlanDecision]) -> Any:

@@ -84,7 +84,7 @@ class Truth:
             out = [self._ours(timeline, stage, iteration) for stage in range(STAGES)]
         for record in out:
             for source, target in LINKS:
-                if target == record.stage:
+                if target == record.worker:
                     least = SMALL + self.delay((source, target), False)
                     record.probed.append((source, _probe(NBYTES, least)))
                     due = iteration < FIRST or iteration % round(1 / SHARE / COUNT) == 1

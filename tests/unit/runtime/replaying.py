@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from run_records import Recorded, RecordedIteration
+from run_records import Recorded
 
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.ir.schedule import Schedule
 
 
-def replayed(
-    run: Recorded,
-    remedy: PipelineRemedy | RouteRemedy,
-    reports_of: Callable[[RecordedIteration], Any] = lambda row: dict(enumerate(row.reports)),
-) -> list[tuple[int, str]]:
+def replayed(run: Recorded, remedy: PipelineRemedy | RouteRemedy) -> list[tuple[int, str]]:
     """The iterations whose reports lead to a plan, and the plans as text."""
     now = Schedule.from_json(run.about["now"])
     swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
@@ -25,7 +20,7 @@ def replayed(
         ran, now = now, swaps.get(iteration, now)
         if iteration == run.about["iteration"]:
             continue
-        changed = remedy.measure(iteration, reports_of(row), ran)
+        changed = remedy.measure(iteration, dict(enumerate(row.reports)), ran)
         if iteration in swaps:
             remedy.swapped(found[-1][1], iteration)
         due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]

@@ -87,8 +87,16 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         start = one.replicated(replicas)
         most = [held + plus for held in one.peak_in_flight()]
         each = [
-            Estimator(count, ["host"] * stages, self._own_cores, MESSAGE, budget, at_first=most)
-            for _ in range(replicas)
+            Estimator(
+                count,
+                ["host"] * stages,
+                self._own_cores,
+                MESSAGE,
+                budget,
+                at_first=most,
+                first=first,
+            )
+            for first in range(0, replicas * stages, stages)
         ]
         for estimator in each:
             estimator.budgets = tuple(most)
@@ -144,7 +152,7 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
 
     def _measured(self, iteration: int) -> list[IterationRecord]:
         self.probed |= set(self.remedy.to_probe)
-        return self._records(iteration)
+        return self.records(iteration)
 
     def _reports(self, iteration: int, reports: Sequence[StageReport]) -> Reports:
         return self.spoil(iteration, dict(enumerate(reports)))
@@ -160,21 +168,14 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self.probed |= {way for a, b in pairs for way in ((a, b), (b, a))}
 
     def records(self, iteration: int) -> list[IterationRecord]:
-        """What the workers measure of an iteration of it, each under its own number."""
-        found = self._records(iteration)
-        for worker, record in enumerate(found):
-            record.stage = worker
-        return found
-
-    def _records(self, iteration: int) -> list[IterationRecord]:
-        """What the workers measure, the hidden part aside."""
+        """What the workers measure of an iteration of it, the hidden part aside."""
         schedule, c = self._in_force, self.conditions(noisy=True)
         timeline = self._simulated(schedule, c)
         took = timeline.makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
         self.took.append(took)
         out = []
         for worker in range(c.workers):
-            record = IterationRecord(worker % self.stages, iteration, 9.0, 9.0 + took)
+            record = IterationRecord(worker, iteration, 9.0, 9.0 + took)
             mine = (s for s in timeline.spans if s.stage == worker and s.op.kind.computes)
             asked = 9.0
             for s in sorted(mine, key=lambda s: s.start):

@@ -23,7 +23,7 @@ from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 RANKS, MICROBATCHES, ITERATIONS = 3, 4, 12
 FULL, SHARED = (4, 4, 4), (5, 5, 2)

@@ -83,7 +83,8 @@ def test_records_show_the_slow_direction():
     network = LoopbackNetwork(False, {(0, 1): 2.0})
     _, records = train(network, [lower(schedule((5, 4, 1), COUNT))])
     network.close()
-    delay = {(m[0], r[0].stage): r[0].delay(m[0]) for r in records for m in r[0].messages}
+    reports = [r[0].report() for r in records]
+    delay = {(s, one.worker): link.delay for one in reports for s, link in one.links.items()}
     assert delay.keys() == {(0, 1), (1, 0), (1, 2), (2, 1)}
     slow = delay.pop((0, 1))
     assert slow > 1.0  # it counts from the post where that is later

@@ -23,11 +23,11 @@ from megatron_adaptra.agree.channel import _FRAME, _HEAD, LONGEST, Channel
 from megatron_adaptra.agree.controller import checked
 from megatron_adaptra.base.errors import BadBundle, BadMessage, PeerLost, ScheduleError
 from megatron_adaptra.measure.reduction_report import ReductionReport
-from megatron_adaptra.measure.report import Collective, Memory, Step, StockOp
+from megatron_adaptra.measure.report import Collective, LinkSample, Memory, Step, StockOp
 
 BUNDLE = scheduled(schedule((4, 1), 4))
 REPORT = report(
-    0, wall={"F": 0.1}, delay={1: 0.1}, probed={1: 0.1}, seconds=0.2,
+    0, wall={"F": 0.1}, links={1: LinkSample(0.1, probed=0.1)}, seconds=0.2,
     ops=(StockOp("F0", 1.0, 2.0, 0.5, 0.0),), memory=Memory(1.0, 100),
     step=Step(0.1, (Collective("all_reduce", 0.1, -1.0, 0.1, (0, 1), False),)),
 )  # fmt: skip

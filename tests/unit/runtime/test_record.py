@@ -48,7 +48,7 @@ def test_a_run_is_recorded_whole(tmp_path: Path) -> None:
     (run,) = read_record(path)
     assert list(run.iterations) == list(range(30))
     for number, row in run.iterations.items():
-        assert [one.stage for one in row.reports] == [0, 1, 2]
+        assert [one.worker for one in row.reports] == [0, 1, 2]
         assert {one.iteration for one in row.reports} == {number}
     assert run.iterations[12].status["delays"]["1>2"] == pytest.approx(0.04, rel=0.1)
     assert list(run.seconds()) == list(range(29))
@@ -135,7 +135,7 @@ def test_a_line_that_was_cut_off_costs_that_line_alone(tmp_path: Path, cut: int)
         ({"kind": "run", "iteration": 0, "version": VERSION + 1}, "line 4: a record of version 3"),
         ({"kind": "run", "iteration": 0, "version": None}, "a record of version None"),
         ({"kind": "iteration", "iteration": 3, "at": 1.0, "reports": [{"version": 9}]},
-         "line 4: a report of version 9; this one reads 7"),
+         "line 4: a report of version 9; this one reads 8"),
         ({"kind": "iteration", "reports": []}, "line 4: KeyError('iteration')"),
         ([], "line 4"),
     ],

@@ -22,7 +22,6 @@ from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapt.schedules.remedy import of_stages
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base.errors import BadBundle
@@ -119,7 +118,7 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(
     assert list(run.iterations) == list(range(62))
     assert run.about["mode"] == mode
     for row in run.iterations.values():
-        assert [one.stage for one in row.reports] == list(range(6))
+        assert [one.worker for one in row.reports] == list(range(6))
     assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
     start = Schedule.from_json(run.about["start"])
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
@@ -127,7 +126,7 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(
     log, mode = DecisionLog(PlanDecision, None), run.about["mode"]
     remedy = RouteRemedy(start, estimator, rule, log, (), mode)
     monkeypatch.setattr(remedy, "_search", server.search)
-    plans = replayed(run, remedy, lambda row: of_stages(dict(enumerate(row.reports)), start.stages))
+    plans = replayed(run, remedy)
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
 

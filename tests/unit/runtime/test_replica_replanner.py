@@ -254,6 +254,9 @@ def spoiled(report: StageReport, what: str, value: float) -> StageReport:
         return replace(report, step=Step(value))
     if what == "memory":
         return replace(report, memory=Memory(value, 100, 100))
+    if what in ("delay", "probed"):
+        links = {a: replace(link, **{what: value}) for a, link in report.links.items()}
+        return replace(report, links=links)
     return replace(report, **{what: dict.fromkeys(getattr(report, what), value)})
 
 

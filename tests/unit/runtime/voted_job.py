@@ -12,7 +12,7 @@ from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 MICROBATCH = 0.1  # seconds
 STEP = 0.05  # seconds after the last replica has run

@@ -53,9 +53,9 @@ def record(
     return out
 
 
-def report(stage: int, **fields: Any) -> StageReport:
-    """Of a stage that has measured nothing but these `fields`."""
-    return replace(IterationRecord(stage, 0).report(), **fields)
+def report(worker: int, **fields: Any) -> StageReport:
+    """Of a worker that has measured nothing but these `fields`."""
+    return replace(IterationRecord(worker, 0).report(), **fields)
 
 
 def noise(

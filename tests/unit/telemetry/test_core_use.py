@@ -36,7 +36,7 @@ def row(
         return {kind: share * seconds for kind, seconds in cpu.items()}
 
     return report(
-        worker % STAGES, wall=times(1 + queued + idle), cpu=cpu, queued=times(queued),
+        worker, wall=times(1 + queued + idle), cpu=cpu, queued=times(queued),
         idle=times(idle), overhead=overhead,
     )  # fmt: skip
 
@@ -93,8 +93,8 @@ def test_nothing_is_known_of_who_ran_nothing_or_cannot_count() -> None:
 def estimator(hosts: str = "aaaa", cores: float | None = 1.0) -> ReplicaEstimator:
     """`hosts`: a letter per worker. `cores`: of each pipeline."""
     each = [
-        Estimator(COUNT, list(hosts[r * STAGES :][:STAGES]), cores, 1 << 20)
-        for r in range(REPLICAS)
+        Estimator(COUNT, list(hosts[first:][:STAGES]), cores, 1 << 20, first=first)
+        for first in range(0, STAGES * REPLICAS, STAGES)
     ]
     return ReplicaEstimator(each)
 

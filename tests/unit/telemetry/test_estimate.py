@@ -68,7 +68,7 @@ def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
     for i in range(6):
         mixed = [record(s, i, {s - 1: 0.1 * MS} if s else {}) for s in range(3)]
         for r in mixed[1:]:
-            r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
+            r.messages += record(r.worker, i, {r.worker - 1: 9 * MS}).messages[:7]
             r.messages = r.messages[-14:]
         got = [r.report() for r in mixed]
         alone.update(got)
@@ -137,7 +137,8 @@ def test_one_way_between_two_hosts_measures_nothing():
     e = estimator(["one", "two", "two"])
     for i in range(6):
         some = reports(i, {(1, 0): 40 * MS}, clock={0: 77.0})
-        some[1] = replace(some[1], transit={})
+        links = {a: replace(link, transit=None) for a, link in some[1].links.items()}
+        some[1] = replace(some[1], links=links)
         assert e.update(some) == []
     assert e.conditions().link(1, 0).delay == 0.0
 
@@ -166,7 +167,7 @@ def test_correction_is_a_recent_median_within_bounds(ratios, correction):
     for ratio in ratios:
         e.learn(0.5, 0.5 * ratio)
     e.learn(0.0, 1.0)  # nothing predicted, nothing learned
-    assert e.correction == pytest.approx(correction)
+    assert e.correction.factor == pytest.approx(correction)
     assert e.conditions(corrected=False) == plain
     corrected = e.conditions()
     assert corrected.forward == pytest.approx([correction * f for f in plain.forward])

@@ -11,6 +11,7 @@ from seeding import new_seed
 from telemetry.traffic import MS, Link, Traffic, healthy
 
 from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.report import StageReport
 
 BASE, STAGE = 1 * MS, 10 * MS
 SEED = 20251126  # fixed: a rate of false alarms is never quite zero
@@ -80,10 +81,15 @@ def test_a_stall_is_no_delay() -> None:
     link = Link(rng, BASE, spikes=0.0, bursts=0.0)
     traffic = Traffic(link, Link(rng, BASE), 2 * MS)
     reports = traffic.reports()
-    plain = next(reports)[1].delay[0]
+    plain = next(reports)[1].links[0].delay
     link._last = traffic._now + 18 * MS  # nothing comes before
-    stalled = next(reports)[1].delay[0]
+    stalled = next(reports)[1].links[0].delay
     assert stalled < 2 * plain
+
+
+def without_probes(report: StageReport) -> StageReport:
+    links = {a: replace(link, probed=None, busy=()) for a, link in report.links.items()}
+    return replace(report, links=links)
 
 
 def test_without_probes_no_bandwidth_is_known_and_all_is_delay() -> None:
@@ -92,7 +98,7 @@ def test_without_probes_no_bandwidth_is_known_and_all_is_delay() -> None:
     traffic = Traffic(Link(rng, BASE, bandwidth=20e6), Link(rng, BASE), 100 * MS)
     e = estimator(traffic)
     for _, reports in zip(range(20), traffic.reports(), strict=False):
-        if e.update([replace(report, probed={}, busy={}) for report in reports]):
+        if e.update([without_probes(report) for report in reports]):
             e.accept()
     found = e.conditions().link(0, 1)
     assert found.bandwidth == math.inf

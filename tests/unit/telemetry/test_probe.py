@@ -17,6 +17,7 @@ from megatron_adaptra.measure.iteration_record import (
     OpTime,
     merge,
 )
+from megatron_adaptra.measure.link_delay import link_sample
 from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.transport.base import Stamps
@@ -27,34 +28,29 @@ F, B = Kind.F, Kind.B
 
 def test_report_holds_means_medians_and_survives_json():
     got = record(1, 7, {0: 3 * MS, 2: 0.0}, busy=1.5).report()
-    assert (got.stage, got.iteration) == (1, 7)
+    assert (got.worker, got.iteration) == (1, 7)
     assert got.wall == pytest.approx({"F": 10 * MS, "B": 20 * MS})
     assert got.cpu == pytest.approx({"F": 5 * MS, "B": 10 * MS})
     assert got.overhead == pytest.approx(1.5)
-    assert got.delay == pytest.approx({0: 3 * MS, 2: 0.0})
-    assert got.transit == pytest.approx({0: 3 * MS, 2: 0.0})
+    for source, seconds in {0: 3 * MS, 2: 0.0}.items():
+        assert got.links[source].delay == pytest.approx(seconds)
+        assert got.links[source].transit == pytest.approx(seconds)
     assert StageReport.from_json(json.loads(json.dumps(got.to_json()))) == got
 
 
 def test_delay_is_a_median():
     """One late wake-up is not a slow link."""
-    r = IterationRecord(1, 0)
-    for i, delay in enumerate([1.0, 1.1, 90.0]):
-        r.messages.append((0, Op(F, i), Stamps(10.0, 9.0, 10.0 + delay)))
-    assert r.delay(0) == pytest.approx(1.1)
-    assert r.report().delay_p25 == {0: pytest.approx(1.0)}
+    got = link_sample([Stamps(10.0, 9.0, 10.0 + delay) for delay in (1.0, 1.1, 90.0)])
+    assert (got.delay, got.delay_p25) == (pytest.approx(1.1), pytest.approx(1.0))
 
 
 def test_what_was_sent_before_its_receive_was_posted_says_nothing_of_the_link():
     """After equally deep warmups most messages have long arrived when their receive is posted."""
-    r = IterationRecord(1, 0)
-    r.messages.append((0, Op(F, 0), Stamps(sent=10.0, posted=9.0, completed=14.0)))
-    for i in range(1, 12):
-        r.messages.append((0, Op(F, i), Stamps(sent=10.0 + i, posted=30.0, completed=30.1)))
-    assert r.delay(0) == r.transit(0) == pytest.approx(4.0)
-    assert r.ahead(0) == pytest.approx(1.0)
-    r.messages = r.messages[1:]  # nothing better is known
-    assert r.delay(0) == pytest.approx(0.1)
+    early = [Stamps(sent=10.0 + i, posted=30.0, completed=30.1) for i in range(1, 12)]
+    got = link_sample([Stamps(sent=10.0, posted=9.0, completed=14.0), *early])
+    assert got.delay == got.transit == pytest.approx(4.0)
+    assert got.ahead == pytest.approx(1.0)
+    assert link_sample(early).delay == pytest.approx(0.1), "nothing better is known"
 
 
 def test_wall_is_a_median_and_cpu_a_mean():
@@ -138,7 +134,7 @@ def test_what_a_host_is_late_is_reported_by_itself(start, asked, lag, starved):
 def test_empty_record_reports():
     got = IterationRecord(0, 0).report()
     assert got.overhead == 1.0
-    assert got.delay == got.transit == {}
+    assert got.links == {}
     assert IterationRecord(0, 0, begin=3.0).last_op_end == 3.0
 
 
@@ -153,7 +149,7 @@ def test_probe_keeps_what_happened_in_order():
     probe.pipeline_ends()
     probe.iteration_ends()
     r = probe.record
-    assert (r.stage, r.iteration) == (2, 5)
+    assert (r.worker, r.iteration) == (2, 5)
     assert [o.op for o in r.ops] == [Op(F, i) for i in range(3)]
     times = [r.begin, *(t for o in r.ops for t in (o.start, o.end)), r.end]
     assert times == sorted(times)

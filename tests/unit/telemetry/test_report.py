@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from telemetry.records import job, record, stock, stock_records
 
 from megatron_adaptra.base.errors import BadMessage
+from megatron_adaptra.measure.link_fit import Sample
 from megatron_adaptra.measure.report import (
     VERSION,
     Collective,
+    LinkSample,
     Memory,
     StageReport,
     Step,
@@ -25,16 +27,21 @@ from megatron_adaptra.measure.report import (
 
 SECONDS = st.floats(-1e3, 1e3)
 BY_KIND = st.dictionaries(st.sampled_from("FBIWR"), SECONDS)
-BY_STAGE = st.dictionaries(st.integers(0, 999), SECONDS)
+MAYBE = st.none() | SECONDS
+LINKS = st.dictionaries(
+    st.integers(0, 999),
+    st.builds(
+        LinkSample, MAYBE, MAYBE, MAYBE, MAYBE, MAYBE,
+        st.lists(st.builds(Sample, SECONDS, SECONDS)).map(tuple), st.text(max_size=20),
+    ),
+)  # fmt: skip
 COLLECTIVES = st.builds(
     Collective, st.text(max_size=5), SECONDS, SECONDS, SECONDS,
     st.lists(st.integers(0, 9)).map(tuple), st.booleans(),
 )  # fmt: skip
 REPORTS = st.builds(
     StageReport,
-    st.integers(0, 99), st.integers(0), BY_KIND, BY_KIND, SECONDS,
-    BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, SECONDS, BY_STAGE,
-    st.dictionaries(st.integers(0, 999), st.text(max_size=20)),
+    st.integers(0, 99), st.integers(0), BY_KIND, BY_KIND, SECONDS, LINKS, SECONDS,
     memory=st.none() | st.builds(
         Memory, SECONDS, st.none() | st.integers(0), st.integers(0), st.none() | st.integers(0),
         st.integers(0),
@@ -89,13 +96,16 @@ def without(name: str) -> Callable[[Any], Any]:
     ("change", "words"),
     [
         (put("version", VERSION + 1), f"version {VERSION + 1}; this one reads {VERSION}"),
-        (without("ahead"), "report lacks ahead"),
+        (without("links"), "report lacks links"),
         (put("waited", 1.0), "report has 'waited', which is unknown here"),
-        (put("stage", "1"), "stage of a report cannot be '1'"),
+        (put("worker", "1"), "worker of a report cannot be '1'"),
         (put("overhead", None), "overhead of a report cannot be None"),
         (put("overhead", math.nan), "overhead of a report cannot be nan"),
-        (put("delay", [1.0]), "delay of a report cannot be [1.0]"),
-        (put("delay", {"-1": 1.0}), "delay of a report cannot be '-1'"),
+        (put("links", [1.0]), "links of a report cannot be [1.0]"),
+        (put("links", {"-1": 1.0}), "links of a report cannot be '-1'"),
+        (put("links", "0", 1.0), "links of a report cannot be 1.0"),
+        (put("links", "0", "delay", "1"), "delay of a report cannot be '1'"),
+        (put("links", "0", {"delay": 1.0}), "links lacks delay_p25"),
         (put("memory", "peak", "3"), "peak of a report cannot be '3'"),
         (put("memory", "peaks", 3), "memory has 'peaks'"),
         (put("ops", 0, 1, "soon"), "ops.start of a report cannot be 'soon'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from telemetry.records import report
 
-from megatron_adaptra.measure.starvation import WINDOW, Starvation
+from megatron_adaptra.adapt.pipeline.remedy import STARVED_ITERATIONS, Starvation
 
 
 def logged(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
@@ -18,10 +18,10 @@ def logged(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
 
 
 def test_the_stage_that_waits_most_is_named_once() -> None:
-    lines = logged(*[(0.03, 0.05)] * (3 * WINDOW))
-    assert lines[: WINDOW - 1] == [""] * (WINDOW - 1)
-    assert lines[WINDOW - 1].startswith("the GPU of stage 1 has nothing to do for 25% of an ")
-    assert set(lines[WINDOW:]) == {""}
+    lines = logged(*[(0.03, 0.05)] * (3 * STARVED_ITERATIONS))
+    assert lines[: STARVED_ITERATIONS - 1] == [""] * (STARVED_ITERATIONS - 1)
+    assert lines[STARVED_ITERATIONS - 1].startswith("the GPU of stage 1 has nothing to do for 25%")
+    assert set(lines[STARVED_ITERATIONS:]) == {""}
 
 
 @pytest.mark.parametrize("row", [(0.0, 0.0), (0.01, 0.019)])

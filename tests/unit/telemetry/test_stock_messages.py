@@ -31,19 +31,19 @@ def test_a_link_that_holds_ops_up_is_measured(stages, chunks, data):
     source, target = data.draw(st.sampled_from([link, link[::-1]]))
     delay = data.draw(st.floats(200 * MS, 900 * MS))
     timeline = stock(job({(source, target): delay}, stages, chunks))
-    delays, transits = stock_links(reports(timeline), chunks)
-    assert delays[source, target] == pytest.approx(delay, abs=1e-6)
-    assert transits[source, target] == pytest.approx(delay, abs=1e-6)
+    seen = stock_links(reports(timeline), chunks)[source, target]
+    assert seen.seconds == pytest.approx(delay, abs=1e-6)
+    assert seen.transit == pytest.approx(delay, abs=1e-6)
 
 
 @given(st.integers(2, 6), st.data())
 def test_no_link_is_taken_for_slower_than_it_is(stages, data):
     links = [link for s in range(stages - 1) for link in ((s, s + 1), (s + 1, s))]
     slow = {link: data.draw(st.floats(0, 100 * MS)) for link in links}
-    delays, _ = stock_links(reports(stock(job(slow, stages))), 1)
-    assert delays.keys() == slow.keys()
-    for link, delay in delays.items():
-        assert -1e-9 <= delay <= slow[link] + 1e-9
+    found = stock_links(reports(stock(job(slow, stages))), 1)
+    assert found.keys() == slow.keys()
+    for link, seen in found.items():
+        assert -1e-9 <= seen.seconds <= slow[link] + 1e-9
 
 
 def test_a_host_that_launches_late_is_no_slow_link():
@@ -51,10 +51,10 @@ def test_a_host_that_launches_late_is_no_slow_link():
     spans = [s._replace(start=s.start + 5 * i, end=s.end + 5 * i) for i, s in
              enumerate(sorted(timeline.spans, key=lambda s: s.start))]  # fmt: skip
     slowly = Timeline(tuple(spans))
-    seen, _ = stock_links(reports(slowly), 1)
-    assert max(seen.values()) > 1.0
-    seen, _ = stock_links(reports(slowly, late={0: 100.0, 1: 100.0}), 1)
-    assert max(seen.values()) == 0.0
+    seen = stock_links(reports(slowly), 1)
+    assert max(one.seconds for one in seen.values()) > 1.0
+    seen = stock_links(reports(slowly, late={0: 100.0, 1: 100.0}), 1)
+    assert max(one.seconds for one in seen.values()) == 0.0
 
 
 def test_of_several_calls_before_an_op_the_last_one_brought_its_message():

@@ -6,10 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
-from telemetry.records import report
-
-from megatron_adaptra.measure.report import StageReport
-
 SECONDS = {"F": 0.010, "B": 0.020}  # of one microbatch on a healthy worker
 OPS = 8  # of a kind, per iteration
 BURSTS = 0.02  # share of a worker's iterations in which most of its ops take longer
@@ -27,21 +23,22 @@ def sample(
 
 def jittery(
     rng: random.Random, stages: int, replicas: int, sigma: float, bursts: float = BURSTS
-) -> Iterator[Callable[[Mapping[int, float]], dict[int, StageReport]]]:
-    """Iterations: each makes reports by worker, for workers that take so many times as long.
+) -> Iterator[Callable[[Mapping[int, float]], dict[int, dict[str, float]]]]:
+    """Iterations: each makes seconds of ops by worker, for workers that take so many times as long.
 
     A share of each worker's iterations are `bursts`: lognormal, about 1.6 times as long.
     """
     while True:
 
-        def iteration(slow: Mapping[int, float]) -> dict[int, StageReport]:
-            reports = {}
+        def iteration(slow: Mapping[int, float]) -> dict[int, dict[str, float]]:
+            walls = {}
             for worker in range(stages * replicas):
                 times = slow.get(worker, 1.0)
                 if rng.random() < bursts:
                     times *= rng.lognormvariate(0.5, 0.5)
-                wall = {k: sample(rng, times * s, OPS, sigma) for k, s in SECONDS.items()}
-                reports[worker] = report(worker % stages, wall=wall)
-            return reports
+                walls[worker] = {
+                    kind: sample(rng, times * s, OPS, sigma) for kind, s in SECONDS.items()
+                }
+            return walls
 
         yield iteration
