@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.base.package import HERE, how_to_build
@@ -42,16 +42,14 @@ def open_device(ordinal: int) -> Device:
     if why := missing():
         raise DeviceFailed(why)
     try:
-        device: Device = _module().Device.open(ordinal)
-        return device
+        return cast(Device, _module().Device.open(ordinal))
     except RuntimeError as error:
         raise DeviceFailed(str(error)) from error
 
 
 def new_pinned(device: Device, engine: object, limit: int) -> Pinned:
     """Pinned memory; of an `engine` of C++. `limit`: bytes."""
-    pinned: Pinned = _module().Pinned(device, engine, limit)
-    return pinned
+    return cast(Pinned, _module().Pinned(device, engine, limit))
 
 
 def open_messages(
@@ -71,5 +69,4 @@ def open_messages(
     module = _module()
     each = piece or module.message_piece()
     new = module.DeviceMessages
-    messages: Messages = new(engine, device, pinned, tag_space, list(peers), name, each)
-    return messages
+    return cast(Messages, new(engine, device, pinned, tag_space, list(peers), name, each))
