@@ -1,22 +1,15 @@
 # What csrc/rdma_offload/bindings exports; a test compares it with the built module. Arguments
-# before a slash have no name there, attributes are read-only. Memory and streams are given by
-# address; `seconds`: at most, of a wait.
+# before a slash have no name there, attributes are read-only. Work is described in bindings.py, the
+# GPU's half in device/gpu_bindings.py.
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 class Work(Protocol):  # so that a Transfer serves as one
-    """A send or a receive under way."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; return whether it has ended."""
-
+    def wait(self, seconds: float) -> bool: ...
     def done(self) -> bool: ...
-    def error(self) -> str:
-        """Why it failed; empty for one that went well."""
-
-    def stamps(self) -> tuple[float, float, float, float]:
-        """Return when it was sent, left, posted and complete, in monotonic seconds; 0 for never."""
+    def error(self) -> str: ...
+    def stamps(self) -> tuple[float, float, float, float]: ...
 
 class Block:
     """Memory of the engine, which it sends without a copy."""
@@ -165,89 +158,45 @@ class CudaError(RuntimeError):
 def cuda_missing() -> str: ...
 
 class Mark:
-    """A moment of a stream; see device/base.py."""
-
     recorded: float
     fault: str
     def at(self) -> float | None: ...
 
 class Device:
-    """A GPU of this process. `stream`: 0 for the default one."""
-
     @staticmethod
     def open(ordinal: int, /) -> Device: ...
-    def close(self, seconds: float, /) -> str:
-        """Give everything back; return in words what is left after `seconds`."""
-
-    def pci(self) -> str:
-        """Its address on the bus."""
-
+    def close(self, seconds: float, /) -> str: ...
+    def pci(self) -> str: ...
     def mark(self, stream: int, /) -> Mark: ...
-    def anchor(self, stream: int, /) -> None:
-        """Tie its clock to the host's where `stream` is."""
-
-    def anchors(self) -> int:
-        """How many anchors the clock has had; it keeps the last 32."""
-
-    def marks(self) -> int:
-        """How many marks there were."""
-
-    def calls(self) -> tuple[int, int, int]:
-        """The calls into the driver: for messages, for marks, for anything else."""
-
-    def fault(self) -> str:
-        """The last failure of anything beside messages; empty if there was none."""
+    def anchor(self, stream: int, /) -> None: ...
+    def anchors(self) -> int: ...
+    def marks(self) -> int: ...
+    def calls(self) -> tuple[int, int, int]: ...
+    def fault(self) -> str: ...
 
 class Pinned:
-    """Pinned memory of a GPU and an engine. `limit`: bytes."""
-
     def __init__(self, device: Device, engine: Engine, limit: int, /) -> None: ...
-    def prepare(self, device: Device, nbytes: int, count: int, /) -> None:
-        """Have `device` pin `count` blocks of `nbytes`, unless they are there."""
-
-    def reserve(self, nbytes: int, count: int, /) -> str:
-        """Have `count` blocks of `nbytes` pinned; return why that failed, or an empty text."""
-
-    def trim(self, device: Device, all: bool, /) -> None:
-        """Have `device` give back `all` that is idle, or what was idle since the last call."""
-
-    def close(self, device: Device, /) -> None:
-        """Have `device` give all back."""
-
-    def bytes(self) -> tuple[int, int, int, int]:
-        """The bytes held, used, held at the peak, and above the limit."""
-
-    def new_peak(self) -> None:
-        """Count the peak anew."""
-
-    def set_limit(self, nbytes: int, /) -> None:
-        """Give back what is idle above so many `nbytes`."""
-
-    def copied(self) -> str:
-        """Why the engine's memory could not be pinned; else empty."""
-
-    def unpinned(self) -> str:
-        """Why memory that is not pinned has served; else empty."""
+    def prepare(self, device: Device, nbytes: int, count: int, /) -> None: ...
+    def reserve(self, nbytes: int, count: int, /) -> str: ...
+    def trim(self, device: Device, all: bool, /) -> None: ...
+    def close(self, device: Device, /) -> None: ...
+    def bytes(self) -> tuple[int, int, int, int]: ...
+    def new_peak(self) -> None: ...
+    def set_limit(self, nbytes: int, /) -> None: ...
+    def copied(self) -> str: ...
+    def unpinned(self) -> str: ...
 
 class Transfer:
-    """A Work from or to a GPU: it is sent when its producer has ended."""
-
     def wait(self, seconds: float, /) -> bool: ...
     def done(self) -> bool: ...
     def error(self) -> str: ...
     def stamps(self) -> tuple[float, float, float, float]: ...
-    def over(self) -> bool:
-        """Return whether the GPU no longer touches its memory."""
+    def over(self) -> bool: ...
 
 def message_piece() -> int:
     """Bytes of a message that are copied at a time, unless another number is given."""
 
 class DeviceMessages:
-    """Messages between a GPU and peers' ones.
-
-    `at`, `nbytes`: the GPU's memory. `stream`: the one that produced it, or used it last.
-    """
-
     def __init__(
         self, engine: Engine, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int],
         name: str, piece: int, /,
@@ -255,24 +204,10 @@ class DeviceMessages:
     def send(
         self, rank: int, tag: int, at: int, nbytes: int, stream: int,
         on_copied: Callable[[Transfer], None] | None, /,
-    ) -> Transfer:  # fmt: skip
-        """Send to `rank` with `tag`; with `on_copied` it stays here until `release`.
-
-        `on_copied` is called on the device's thread when the message is in the host's memory.
-        """
-
+    ) -> Transfer: ...  # fmt: skip
     def receive(self, rank: int, tag: int, at: int, nbytes: int, stream: int, /) -> Transfer: ...
-    def release(self, transfer: Transfer, /) -> None:
-        """Send what was held back."""
-
-    def join(self, transfer: Transfer, stream: int, /) -> None:
-        """Let work launched on `stream` after this call see what `transfer` received."""
-
-    def abort(self, transfer: Transfer, seconds: float, /) -> bool:
-        """Give it up; return whether its memory was free after `seconds`."""
-
-    def close(self, seconds: float, /) -> bool:
-        """Give all up, as `abort` with `seconds`."""
-
-    def copies(self) -> tuple[tuple[int, int, float], tuple[int, int, float]]:
-        """The copies made so far, from the GPU and to it: how many, bytes, seconds."""
+    def release(self, transfer: Transfer, /) -> None: ...
+    def join(self, transfer: Transfer, stream: int, /) -> None: ...
+    def abort(self, transfer: Transfer, seconds: float, /) -> bool: ...
+    def close(self, seconds: float, /) -> bool: ...
+    def copies(self) -> tuple[tuple[int, int, float], tuple[int, int, float]]: ...
