@@ -170,9 +170,11 @@ class PlannedCollectives(ABC):
             call.groups[goal].adaptive for goal in call.goals if goal is not Goal.ALL_GATHER
         ]
         handle = Handle(call.works, [one.check for one in measured if one is not None])
-        waited = "param_gather_handle" if Goal.ALL_GATHER in groups else "grad_reduce_handle"
-        if getattr(buckets, waited) is not None:
-            setattr(buckets, waited, handle)  # Megatron's own, of nothing, was there
+        # Megatron's own handle, of nothing, is there where a collective overlaps.
+        if Goal.ALL_GATHER in groups and buckets.param_gather_handle is not None:
+            buckets.param_gather_handle = handle
+        elif Goal.ALL_GATHER not in groups and buckets.grad_reduce_handle is not None:
+            buckets.grad_reduce_handle = handle
         else:
             handle.wait()
 
