@@ -24,7 +24,7 @@ MODULES = (
     "megatron_adaptra.adapt.reductions.remedy", "megatron_adaptra.agree.controller",
     "megatron_adaptra.execute.executor", "megatron_adaptra.adapt.routes.remedy",
     "megatron_adaptra.transport.engine.on_device", "transport.ranks", "fakes.controlled_cuda.gpu",
-    "runtime.pipeline", "runtime.replica_job",
+    "agree.pipeline", "adapt.replica_job",
 )  # fmt: skip
 OURS = "PYTHONPATH_BEFORE"  # what PYTHONPATH was, for the server's processes
 

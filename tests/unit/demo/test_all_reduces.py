@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from adapt.voted_group import BUFFER, RATE, VotedGroup
 from run_records import read_log
-from runtime.voted_group import BUFFER, RATE, VotedGroup
 from view.view_sample import sample_report
 
 from megatron_adaptra.base.errors import BadInput

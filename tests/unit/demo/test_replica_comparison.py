@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from telemetry.records import record
+from measure.records import record
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.demo.comparison import Outlook, Ran, compare, why_off
