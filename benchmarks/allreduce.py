@@ -21,8 +21,8 @@ from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce, secon
 from megatron_adaptra.plan.reductions.sized import MESSAGE, pieces_for, sized
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view.axis import size
-from megatron_adaptra.view.png.plots import INK, SOFT, write_header
-from megatron_adaptra.view.png.plots import save as save_png
+from megatron_adaptra.view.png import INK, SOFT, write_header
+from megatron_adaptra.view.png import save as save_png
 from megatron_adaptra.view.theme import ADAPTRA, BOX_TEXT, OTHER, STOCK, lighter
 
 

@@ -28,7 +28,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.pipeline.base import PLANNERS
-from megatron_adaptra.plan.pipeline.fixed.baselines import one_by_one
+from megatron_adaptra.plan.pipeline.fixed import one_by_one
 from megatron_adaptra.plan.pipeline.search.compaction import merge_backwards
 from megatron_adaptra.plan.pipeline.search.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate

@@ -14,10 +14,9 @@ from ortools.sat.python import cp_model
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, consumer, makes, needs
-from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.ir.schedule import Line
+from megatron_adaptra.ir.schedule import INPUT_HALF, RECOMPUTED_SHARE, Line
 from megatron_adaptra.ir.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class Model:
         return known
 
     def _add_budget(self, stage: int, most: int) -> None:
-        """The activations held after every op that adds some; see `ir.in_flight.in_flight`."""
+        """The activations held after every op that adds some; see `ir.schedule.in_flight`."""
         line, model = self.by_stage[stage], self.model
         for here in line:
             if here.op.kind in _GIVES_BACK:

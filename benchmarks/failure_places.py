@@ -13,13 +13,13 @@ from common import main
 
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.costs import Costs
 from megatron_adaptra.ir.deps import Token, maker, makes, needs, recomputed_of
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.plan.failures import SHORT, best_failures, failure_vectors, with_failures
 from megatron_adaptra.plan.routes.reroute import plan_replicas
+from megatron_adaptra.sim.clock import Costs
 
 ITERATIONS = 12
 SHAPES = (3, 4, 6), (4, 4, 8), (4, 4, 16)  # replicas, stages, microbatches

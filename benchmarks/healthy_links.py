@@ -1,7 +1,7 @@
 """How often healthy links are called slow, or thin, by what a training estimates from its reports.
 
 `python benchmarks/healthy_links.py`. Messages and probes of two stages, with a lognormal jitter,
-single late messages and bursts (tests/unit/telemetry/traffic.py), go through the estimator that
+single late messages and bursts (tests/unit/measure/traffic.py), go through the estimator that
 runs in a training. Counted are link iterations: whose delay is out of the chart (alarms), whose
 change is confirmed so that a plan would be made, and for which a plan would count with a bandwidth
 (thin).
@@ -21,7 +21,7 @@ from megatron_adaptra.measure.estimate import Estimator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
-from telemetry.traffic import MS, Traffic, healthy
+from measure.traffic import MS, Traffic, healthy
 
 # ms: what a message takes that differs, what is always the same, and a stage.
 REGIMES = ((2.0, 0.0, 2.0), (2.0, 0.0, 10.0), (0.2, 0.0, 10.0), (2.0, 40.0, 5.0))

@@ -17,11 +17,13 @@ from statistics import median
 
 from common import markdown
 
-from megatron_adaptra.adapt.record import Recorded, read_record
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from run_records import Recorded, read_record
 
 ROWS = {
     "20 MB/s": ["--delay", "0ms", "--bandwidth", "20MB/s"],

@@ -30,11 +30,16 @@ from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.emulate.rules import parse_port_rules
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
-from megatron_adaptra.model.shard_forms import SHARDED
+from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, SHARDED, AllReduce
 from megatron_adaptra.netlab.ports import PORT_MTU
-from megatron_adaptra.plan.reductions.sized import FEWEST_RANKS, MESSAGE, for_gradients, sized
-from megatron_adaptra.plan.reductions.sized_shards import for_shards, sharded
+from megatron_adaptra.plan.reductions.sized import (
+    FEWEST_RANKS,
+    MESSAGE,
+    for_gradients,
+    for_shards,
+    sharded,
+    sized,
+)
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 NATIVE, RING = "native", "ring"

@@ -27,9 +27,11 @@ from typing import Any, NamedTuple
 from common import interval, markdown
 from late_rank_lab_rank import DECISIONS, RESULT
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.base.units import parse_rate
 from megatron_adaptra.cli.output import Table, show_table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from run_records import read_log
 
 RANK = Path(__file__).with_name("late_rank_lab_rank.py")
 NBYTES = {"megatron": 3.3e6, "ddp": 3.3e6, "sharded": 0.9e6}  # of the gradients

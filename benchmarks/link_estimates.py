@@ -23,7 +23,7 @@ from megatron_adaptra.measure.estimate import Estimator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
-from telemetry.traffic import MS, Link, Traffic
+from measure.traffic import MS, Link, Traffic
 
 BASE, HEALTHY, AFTER = 1 * MS, 30, 10
 ROWS = {"20 MB/s": (0.0, 20e6), "40 ms": (40 * MS, math.inf), "both": (40 * MS, 20e6)}

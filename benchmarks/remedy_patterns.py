@@ -10,10 +10,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from remedies import Reduction, Situation, plan_remedies, seconds_of
+
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.ladder import FULL
-from megatron_adaptra.plan.remedies import Reduction, Situation, plan_remedies, seconds_of
 from megatron_adaptra.sim.ports import Ports
 
 KINDS = (

@@ -29,8 +29,10 @@ from common import interval, markdown
 from replica_shares_rank import RESULT, SLOW
 from suspended import ranks_of, suspend
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.cli.output import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from run_records import read_log
 
 RANK = Path(__file__).with_name("replica_shares_rank.py")
 FROM, TO, ITERATIONS = 10, 34, 54  # the slow phase, and all

@@ -3,7 +3,7 @@
 `python benchmarks/replica_speed.py`. A forecast is made at each iteration from the 20th on, and at
 those at which the set of slow replicas counts as another one; it is off by how far it is from the
 mean of the HORIZON iterations after it, as a share of that. Runs are drawn by seed, see
-tests/unit/telemetry/replica_runs.py; `--record FILE ...` adds real ones, written by
+tests/unit/measure/replica_runs.py; `--record FILE ...` adds real ones, written by
 --adaptra-record: of one by routes a microbatch takes what the ops of the slowest stage take.
 """
 
@@ -26,7 +26,7 @@ from megatron_adaptra.measure.replica_speed import WINDOW, ReplicaSpeeds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
-from telemetry.replica_runs import KINDS, Run, Samples, made
+from measure.replica_runs import KINDS, Run, Samples, made
 
 FIRST = 20  # iterations before the first forecast
 REPLICAS = (2, 4, 8)

@@ -63,14 +63,10 @@ def main(words: Sequence[str] | None = None) -> int:
         pairs = [(experiment, predict(experiment.conditions)) for experiment in chosen]
     files = []
     if folder:
-        headline, charts = _headline(pairs), _charts(pairs)
-        files = write_report(
-            folder,
-            "reproduce",
-            as_json(pairs),
-            _html(pairs, headline),
-            lambda path: dots_png(path, headline, LEAD, charts),
-        )
+        headline, picture = _headline(pairs), folder / "reproduce.png"
+        files = write_report(folder, "reproduce", as_json(pairs), _html(pairs, headline))
+        dots_png(picture, headline, LEAD, _charts(pairs))
+        files.append(picture)
     if args.json:
         print_json(as_json(pairs))
         return 0

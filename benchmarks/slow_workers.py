@@ -3,7 +3,7 @@
 `python benchmarks/slow_workers.py`. An op takes its seconds times a lognormal jitter, one of a
 hundred five times as long; a worker reports the medians of the 8 ops of each kind of an iteration.
 Of each worker's iterations 2 % are a burst, as a whole about 1.6 times as long (lognormal, sigma
-0.5). What is decided is accepted at once. See tests/unit/telemetry/workers.py.
+0.5). What is decided is accepted at once. See tests/unit/measure/workers.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
-from telemetry.workers import BURSTS, jittery
+from measure.workers import BURSTS, jittery
 
 SIGMAS = (0.05, 0.1, 0.25)
 REPLICAS = (2, 3, 4)

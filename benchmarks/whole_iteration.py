@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.emulate.rules import LinkRule
@@ -31,9 +30,11 @@ from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from megatron_lm_process import DIGESTS, environment  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
+from run_records import read_log  # noqa: E402
 
 # What is added to Megatron's command line, row by row.
 GLOO = ("--adaptra", "--adaptra-transport", "gloo")

@@ -48,7 +48,7 @@ def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation
 
 
 def register() -> None:
-    """Add `--adaptra` flags to Megatron's parser; see `adapter.entry.register`."""
-    from megatron_adaptra.adapter.entry.register import register as put_in
+    """Add `--adaptra` flags to Megatron's parser; see `adapter.entry.plugin`."""
+    from megatron_adaptra.adapter.entry.plugin import register as put_in
 
     put_in()

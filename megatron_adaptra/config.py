@@ -219,8 +219,10 @@ class AdaptraConfig:
         if self.timeout > LONGEST:
             raise BadInput("timeout", self.timeout, f"it has to be at most {LONGEST:g} seconds")
         late: Any = self.late_ranks
-        if isinstance(late, int) and not isinstance(late, bool):  # YAML's number
-            object.__setattr__(self, "late_ranks", str(late))
+        for name in ("late_ranks", "sync_counts"):
+            given = getattr(self, name)
+            if isinstance(given, int) and not isinstance(given, bool):  # YAML's number
+                object.__setattr__(self, name, str(given))
         if not isinstance(self.allreduce, str) or not self.allreduce:
             allowed = f"it has to be one of {', '.join(ALLREDUCES)}, or a file with a plan"
             raise BadInput("allreduce", self.allreduce, allowed)
@@ -234,9 +236,6 @@ class AdaptraConfig:
             )
         if self.allreduce == "stragglar" and len(self.late) != 1:
             raise BadInput("late_ranks", late, "stragglar needs the one rank that is late: 3, say")
-        counts: Any = self.sync_counts
-        if isinstance(counts, int) and not isinstance(counts, bool):  # YAML's number
-            object.__setattr__(self, "sync_counts", str(counts))
         if self.counts and self.sync != "share":
             given = self.sync_counts
             raise BadInput("sync_counts", given, f"sync is {self.sync}; use --adaptra-sync share")

@@ -20,9 +20,9 @@ from torch.futures import Future
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.exchange import FLOATS
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.reductions.sized import for_gradients
 from megatron_adaptra.transport.connect import patience
@@ -70,21 +70,20 @@ class _AdaptiveState(_State):
     ) -> None:
         super().__init__(connected, None, group)
         ranks = tuple(dist.get_process_group_ranks(group))
-        self._adaptive = AdaptiveReductions(
+        self._adaptive = MeasuredReductions(
             connected, group.rank(), ranks, min_gain, timeout, log, overlaps=True
         )
-        self._plan: CollectivePlan | None = None
         self._ends = ends
         ends.callback(self.close)
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
         adaptive = self._adaptive
         if bucket.index() == 0:
-            self._plan = adaptive.ready().plan
+            adaptive.ready()
         adaptive.started(buffer.nbytes)
-        if self._plan is None:
+        if (plan := adaptive.value.plan) is None:
             return self._natively(buffer)
-        future = self._by_plan(buffer, self._plan)
+        future = self._by_plan(buffer, plan)
         future.add_done_callback(lambda done: adaptive.ended())
         return future
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.argv = words
     if not SAFE_PATH:
         sys.path[0] = str(path.resolve().parent)  # as Python does for a script
-    from megatron_adaptra.adapter.entry.register import register
+    from megatron_adaptra.adapter.entry.plugin import register
 
     register()
     try:
@@ -78,10 +78,10 @@ def _check_flags(words: Sequence[str]) -> None:
         from megatron_adaptra.adapter.entry.flags import read
         from megatron_adaptra.emulate import worker_rules
         from megatron_adaptra.emulate.scenario import check_rules
-        from megatron_adaptra.plan.reductions.setting import plan_in_file
+        from megatron_adaptra.plan.reductions.sized import plan_in_file
 
         # Only Megatron knows how many stages there are: any that the rules name may exist.
-        if (config := read(words)) is not None:
+        if (config := read(words)[0]) is not None:
             check_rules(config.emulate_link)
             worker_rules.check_slowness(config.emulate_worker)
             plan_in_file(config.allreduce)

@@ -40,8 +40,8 @@ PACKAGES: dict[str, tuple[int, tuple[str, ...]]] = {
     "model": (40, ("tests/unit/model", "tests/unit/plan")),
     "sim": (50, ("tests/unit/sim",)),
     "plan": (60, ("tests/unit/plan",)),
-    "measure": (60, ("tests/unit/telemetry",)),
-    "agree/agreement.py": (20, ("tests/unit/runtime",)),
+    "measure": (60, ("tests/unit/measure",)),
+    "agree/agreement.py": (20, ("tests/unit/agree",)),
 }
 NEAREST = 4  # test files; more of them notice hardly more, and each takes its time
 HANG = 120.0  # seconds of one test, and of what it waits for, on a busy machine

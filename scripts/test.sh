@@ -21,15 +21,15 @@ short=(
   tests/unit/plan/test_warmup.py tests/unit/plan/test_adaptive.py tests/unit/plan/test_baselines.py
   tests/unit/plan/test_fixed.py tests/unit/plan/test_dispatch.py
   # What links take, estimated from what a training sees.
-  tests/unit/telemetry/test_link_fit.py tests/unit/telemetry/test_link_estimates.py tests/unit/telemetry/test_estimate.py
-  tests/unit/telemetry/test_probe.py tests/unit/telemetry/test_chart.py
+  tests/unit/measure/test_link_fit.py tests/unit/measure/test_link_estimates.py tests/unit/measure/test_estimate.py
+  tests/unit/measure/test_probe.py tests/unit/measure/test_chart.py
   # The engine over real sockets and shared memory; who is let in.
   tests/network/transport/test_contract.py tests/network/transport/test_contract_endings.py
   tests/network/transport/test_engine_paths.py tests/network/transport/test_engine_handshake.py
   # All stages change in one iteration or none does; what is slow is found, hidden and forgotten.
-  tests/unit/runtime/test_agreement.py tests/unit/runtime/test_ballot.py tests/unit/runtime/test_controller.py
-  tests/unit/runtime/test_refusal.py tests/unit/runtime/test_mailbox.py tests/unit/runtime/test_trial.py
-  tests/unit/runtime/test_watchdog.py tests/unit/runtime/test_guard.py tests/unit/runtime/test_there_and_back.py
+  tests/unit/agree/test_agreement.py tests/unit/agree/test_ballot.py tests/unit/agree/test_controller.py
+  tests/unit/agree/test_refusal.py tests/unit/execute/test_mailbox.py tests/unit/adapt/test_trial.py
+  tests/unit/execute/test_watchdog.py tests/unit/agree/test_guard.py tests/unit/adapt/test_there_and_back.py
   # Trainings: stock Megatron's bits under every schedule, in Megatron's own program, with a slow
   # link that is hidden, whatever of ours fails; and all is taken back.
   tests/train/test_pretrain.py tests/train/test_schedules.py tests/train/test_law.py

@@ -42,7 +42,7 @@ SHARING = (
     "train/test_iteration_end.py",
     "train/test_schedules.py", "launch/test_documented_commands.py",
     "train/test_found_counts.py", "train/test_slow_worker.py",
-    "test_zygote.py", "runtime/test_ddp_hook.py",
+    "test_zygote.py", "execute/test_ddp_hook.py",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from megatron_adaptra.adapt.loop import Vote
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle, ValueKind
 from megatron_adaptra.base.errors import BadBundle
-from megatron_adaptra.base.log import GOES_ON, log_line
+from megatron_adaptra.base.log import GOES_ON, LogOnce
 from megatron_adaptra.ir.sync import SyncPlan, parse_sync
 
 
@@ -40,7 +40,7 @@ class CountsVote(Vote):
         self._next = first  # the iteration whose vote has not begun
         self._number = 0
         self._open: Proposal | None = None
-        self._logged: set[str] = set()
+        self._once = LogOnce()
 
     # On the training thread.
 
@@ -90,12 +90,7 @@ class CountsVote(Vote):
 
     def failed(self, what: str, error: Exception) -> None:
         how = f"{type(error).__name__}: {str(error)[:200]}"
-        self._log_once(what, f" ({how}); {GOES_ON} with the counts in force")
+        self._once.line(what, f" ({how}); {GOES_ON} with the counts in force")
 
     def note(self, text: str) -> None:
-        self._log_once(text)
-
-    def _log_once(self, what: str, more: str = "") -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            log_line(what + more)
+        self._once.line(text)

@@ -17,8 +17,7 @@ from megatron_adaptra.agree.agreement import (
 )
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
-from megatron_adaptra.agree.controller import Controller
-from megatron_adaptra.agree.messages import REPORTS, Report
+from megatron_adaptra.agree.controller import REPORTS, Controller, Report
 from megatron_adaptra.base.errors import AdaptraError
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
@@ -77,8 +76,7 @@ class Leader(Controller, Vote):
         self.loop.close()
 
     def _take_leave(self) -> None:
-        for channel in self._channels.values():
-            self._send(channel, {"kind": "bye"})
+        self._send_all({"kind": "bye"})
 
     def _report(self, report: Report) -> None:
         self.loop.report(report)
@@ -138,11 +136,10 @@ class Leader(Controller, Vote):
         if self._watcher is not None:
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
-    def failed(self, what: str, error: Exception) -> None:
-        self._say(what, error)
+    failed = Controller._say
 
     def note(self, text: str) -> None:
-        self._say_once(text)
+        self._once.line(text)
 
     # On the control threads.
 
@@ -160,20 +157,25 @@ class Leader(Controller, Vote):
         if decided is not None:
             self._pass_on(decided)
             if digest and not decided.committed:
-                self._say_once(f"member {member} reads another plan than was proposed")
+                self._once.line(f"member {member} reads another plan than was proposed")
 
     def _pass_on(self, proposal: Proposal) -> None:
         """Send a decision, soon and after its proposal."""
+        number, commit = proposal.number, bool(proposal.committed)
+        message = {"kind": "decision", "number": number, "commit": commit}
         with self._in_turn:
-            self._jobs.put(lambda: self._send_decision(proposal))
+            self._jobs.put(lambda: self._send_all(message))
 
     def _send_proposal(self, proposal: Proposal) -> None:
-        message = pack(proposal)
-        for channel in self._channels.values():
-            if not self._send(channel, message):
-                self.ballot.decide(proposal.number, False)
+        if not self._send_all(pack(proposal)):
+            self.ballot.decide(proposal.number, False)
 
-    def _send_decision(self, proposal: Proposal) -> None:
-        number, commit = proposal.number, bool(proposal.committed)
-        for channel in self._channels.values():
-            self._send(channel, {"kind": "decision", "number": number, "commit": commit})
+    def _send_all(self, message: dict[str, Any]) -> bool:
+        """Send a `message` to all members; return whether each channel takes it."""
+        taken = [self._send(channel, message) for channel in self._channels.values()]
+        return all(taken)
+
+
+def planner_of(controller: object) -> Any:
+    """Return the remedy that plans for the ranks of a `controller`; None but at their leader."""
+    return controller.loop.remedy if isinstance(controller, Leader) else None

@@ -17,7 +17,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Generic, TypeVar
@@ -34,9 +34,8 @@ class Decision(ABC):
     """A decision changes, by a vote, what ranks run. Times are milliseconds, as in every report.
 
     Args:
-        number: of decisions made before it in this log.
-        iteration: the first one with it.
-        detected: the one whose reports have led to it.
+        number, iteration, detected: how many decisions were made before it in this log, the first
+            iteration with it, and the one whose reports have led to it; set once it is proposed.
         why: the reason, in one sentence.
         planning_ms: what planning took.
         again: where it takes back what was slower, the iteration from which on that is tried again;
@@ -50,11 +49,11 @@ class Decision(ABC):
     ABOUT: ClassVar[str]  # the lines' subject, where they cannot be written
     OUTCOME_ITERATIONS: ClassVar[int] = 5  # whose median is the outcome
 
-    number: int
-    iteration: int
-    detected: int
+    number: int = -1
+    iteration: int = -1
+    detected: int = -1
     why: str
-    planning_ms: float
+    planning_ms: float = 0.0
     again: int | None = None
     committed: bool = False
     measured_ms: float | None = None
@@ -62,8 +61,8 @@ class Decision(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of the log for a decision that is proposed."""
-        later = ("committed", "measured_ms", "samples")
-        return {key: value for key, value in asdict(self).items() if key not in later}
+        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
+        return {key: value for key, value in vars(self).items() if key not in later}
 
     @abstractmethod
     def sentence(self) -> str:

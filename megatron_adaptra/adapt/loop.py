@@ -14,6 +14,9 @@ from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import MOST_JOBS
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.log import log_line
+from megatron_adaptra.measure.reduction_report import ReductionReport
+from megatron_adaptra.measure.replica_speed import ReplicaRow
+from megatron_adaptra.measure.report import StageReport
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
 
@@ -71,32 +74,36 @@ class Vote(Protocol):
         ...
 
 
-class Measured(Protocol):
-    """A report carries what one rank has measured in one iteration."""
-
-    @property
-    def iteration(self) -> int:
-        """The iteration, as the whole job counts it."""
-        ...
-
-    @property
-    def sender(self) -> int:
-        """The number of the rank or worker among those that report."""
-        ...
+Report = StageReport | ReductionReport | ReplicaRow
+R = TypeVar("R", bound=Report)
 
 
-R = TypeVar("R", bound=Measured)
+class Offer(NamedTuple):
+    """An offer states what a planner's remedy would leave of an iteration after the last change.
+
+    Args:
+        number: counts the planner's offers, so that a new one can be recognised.
+        leaves: expected share of an iteration's present seconds; 1 where the remedy does nothing.
+        standing: the planner offers the same whatever changes.
+    """
+
+    number: int
+    leaves: float
+    standing: bool = False
+
+
+# By name of an allowed remedy, the call that asks its planner; it returns None before an answer.
+Offers = Mapping[str, Callable[[], Offer | None]]
 
 
 class Proposed(NamedTuple, Generic[D]):
     """A remedy asks all ranks to run `bundle`.
 
-    `decide`: makes the line of the log from the bundle's first iteration; None for what only
-    prepares a later decision.
+    `decision`: for the log; None for what only prepares a later one.
     """
 
     bundle: Bundle
-    decide: Callable[[int], D] | None = None
+    decision: D | None = None
 
 
 class Remedy(ABC, Generic[R, D]):
@@ -109,11 +116,13 @@ class Remedy(ABC, Generic[R, D]):
         log: of decisions.
 
     `vote`: that of the run, from `start` on. `explains`: a line that explains the words of its
-    decisions, logged once after the first of them; "" for none.
+    decisions, logged once after the first of them; "" for none. `offer`: what it would do about
+    what has changed last; None until something has.
     """
 
     vote: Vote
     explains = ""
+    offer: Offer | None = None
 
     def __init__(self, senders: int, log: DecisionLog[D]) -> None:
         self.senders, self.log = senders, log
@@ -124,6 +133,10 @@ class Remedy(ABC, Generic[R, D]):
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """Take note that all ranks run `bundle` in `iteration`. On the training thread."""
+
+    @abstractmethod
+    def sender(self, report: R) -> int:
+        """Return the number of a report's rank or worker among those that report."""
 
     @abstractmethod
     def observe(self, iteration: int, row: Mapping[int, R]) -> Proposed[D] | None:
@@ -165,9 +178,9 @@ class Loop(Generic[M]):
     def __init__(self, remedy: M, *, announce: bool = True) -> None:
         self.remedy, self.announce = remedy, announce
         self.seen = -1
-        self._queue: queue.SimpleQueue[Measured | Proposal | threading.Event | None]
+        self._queue: queue.SimpleQueue[Report | Proposal | threading.Event | None]
         self._queue = queue.SimpleQueue()
-        self._rows: dict[int, dict[int, Measured]] = {}  # by iteration and sender
+        self._rows: dict[int, dict[int, Report]] = {}  # by iteration and sender
         self._pending: tuple[Proposal, Decision] | None = None
 
     @property
@@ -184,7 +197,7 @@ class Loop(Generic[M]):
         self._thread = threading.Thread(target=self._plan, name="adaptra-planner", daemon=True)
         self._thread.start()
 
-    def report(self, report: Measured) -> None:
+    def report(self, report: Report) -> None:
         """Take the `report` of one rank; it is dropped where too many wait."""
         if self._queue.qsize() < MOST_JOBS:
             self._queue.put(report)
@@ -223,15 +236,16 @@ class Loop(Generic[M]):
             except Exception as error:
                 self._vote.failed("a replan has failed", error)
 
-    def _take(self, report: Measured) -> None:
+    def _take(self, report: Report) -> None:
         iteration, now = report.iteration, self._vote.iteration
         recent = range(now - RECENT_ITERATIONS, now + RECENT_ITERATIONS)
-        if report.sender not in range(self.remedy.senders) or iteration not in recent:
+        sender = self.remedy.sender(report)
+        if sender not in range(self.remedy.senders) or iteration not in recent:
             return  # late, or nonsense
         for late in [i for i in self._rows if i not in recent]:
             del self._rows[late]  # a rank does not report any more, or not all
         row = self._rows.setdefault(iteration, {})
-        row[report.sender] = report
+        row[sender] = report
         if len(row) < self.remedy.senders:
             return
         del self._rows[iteration]
@@ -245,12 +259,13 @@ class Loop(Generic[M]):
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
         """Put to the vote what is `proposed` after the reports of `iteration`."""
         proposal = self._vote.propose(iteration, proposed.bundle)
-        if proposed.decide is None:
+        if (decision := proposed.decision) is None:
             return
         if proposal is None:
             self.remedy.refused()
             return
-        decision = proposed.decide(proposal.swap)
+        decision.number, decision.detected = self.log.made, iteration
+        decision.iteration = proposal.swap
         self._pending = proposal, decision
         self.log.add(decision)
 

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PlanningFailed
@@ -32,11 +32,12 @@ class PlanningProcess:
     One thread asks; any may call `close`. The kernel ends the process with the thread that has
     started it.
 
-    `module`: a module of this package, which answers by plan/planning_server.py.
+    `MODULE`: a module of this package, which answers by plan/server.py.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    MODULE: ClassVar[str]
+
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._asking = threading.Lock()  # its holder may close the pipes
@@ -114,7 +115,7 @@ class PlanningProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None and not self._closed:
             self._process = subprocess.Popen(
-                command(self._module),
+                command(self.MODULE),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0,
             )  # fmt: skip

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.adapt.log_reader import DecisionReader
-from megatron_adaptra.base.errors import AdaptraError, BadFile, BadMessage
 from megatron_adaptra.base.log import LogFile
 from megatron_adaptra.measure.report import StageReport
 
@@ -64,8 +61,7 @@ class RunRecord:
 
     def decision(self, line: Mapping[str, Any]) -> None:
         """Copy a `line` of the log of decisions."""
-        if self._file is not None:
-            self._file.write(json.dumps(_rounded(line)))
+        self._write(**line)
 
     def close(self) -> None:
         """Wait, ten seconds at most, until all is written."""
@@ -107,98 +103,3 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
     if not left_out:  # decisions everywhere
         left_out = set(at[: len(at) // 2])
     return [line for i, line in enumerate(lines) if i not in left_out]
-
-
-@dataclass(frozen=True)
-class RecordedIteration:
-    """A recorded iteration holds the `reports` by stage, and the `status` that charts showed.
-
-    `at`: seconds since 1970. `status`: see PlanRemedy. Replicas that are planned together have
-    `reports` by worker. Replicas that share out microbatches have none, and `status` has what
-    `RunRecord.replicas` was given.
-    """
-
-    at: float
-    status: Mapping[str, Any]
-    reports: tuple[StageReport, ...]
-
-
-@dataclass
-class Recorded:
-    """A recorded run holds one start of a replan loop: `about`, `iterations` and `decisions`.
-
-    `about`: see `RunRecord.run`. `iterations`: by number, in order. `decisions`: oldest first,
-    each with all that became known.
-    """
-
-    about: Mapping[str, Any]
-    iterations: dict[int, RecordedIteration] = field(default_factory=dict)
-    decisions: list[dict[str, Any]] = field(default_factory=list)
-
-    def seconds(self) -> dict[int, float]:
-        """Return the seconds of each iteration, by number, as the next iteration has reported them.
-
-        Of replicas that are planned together, the slowest one counts.
-        """
-        replicas, found = self.about.get("replicas", 1), {}
-        for number, row in self.iterations.items():
-            if not row.reports:
-                found[number] = row.status["took"]
-                continue
-            first_stages = row.reports[:: max(1, len(row.reports) // replicas)]
-            known = [one.seconds for one in first_stages if one.seconds is not None]
-            if known:
-                found[number - 1] = max(known)
-        return found
-
-
-def read_record(path: Path) -> list[Recorded]:
-    """Read the runs in the file at `path`, oldest first.
-
-    An iteration that was trained again, from a checkpoint, counts as it was the last time. A line
-    that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile,
-    also for a record of another version.
-    """
-    try:
-        with open(path, "rb") as file:
-            return _read(file, path)
-    except OSError as error:
-        raise BadFile("record", path, f"it cannot be read: {error.strerror}") from None
-
-
-def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
-    runs: list[Recorded] = []
-    decisions = DecisionReader()
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        try:
-            _add(row, runs, decisions)
-        except (AdaptraError, KeyError, TypeError, AttributeError) as error:
-            reason = str(error) if isinstance(error, AdaptraError) else f"{error!r}"[:80]
-            raise BadFile("record", path, f"line {number}: {reason}") from None
-    if not runs:
-        raise BadFile("record", path, "it is no record of a run; --adaptra-record writes them")
-    return runs
-
-
-def _add(row: dict[str, Any], runs: list[Recorded], decisions: DecisionReader) -> None:
-    """Take one line; lines before the first start of a loop are skipped."""
-    kind = row["kind"]
-    if kind == "run":
-        if row["version"] != VERSION:
-            raise BadMessage(f"a record of version {row['version']!r}; this one reads {VERSION}")
-        runs.append(Recorded(row))
-        for run in runs[:-1]:
-            run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
-    elif runs and kind == "iteration":
-        shares = "microbatches" in row
-        each = () if shares else row.pop("reports")
-        reports = tuple(StageReport.from_json(report) for report in each)
-        del row["kind"]
-        iteration, at = row.pop("iteration"), row.pop("at")
-        runs[-1].iterations[iteration] = RecordedIteration(at, row, reports)
-    elif runs and (decision := decisions.add(row)) is not None:
-        runs[-1].decisions.append(decision)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from statistics import median, median_low
 from typing import Generic, NamedTuple, TypeVar
 
+from megatron_adaptra.adapt.log import Decision
+
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
 RETRIED = ": tried again"
 LONGER = 8  # further iterations that are compared where the difference may be chance
@@ -178,19 +180,12 @@ class Attempt:
         """Judge nothing, and choose again only once something has changed."""
         self.trial = self.again = None
 
-    def switched(self, since: int, tried: bool, again: int | None, why: str | None) -> None:
-        """Begin with what is in force from iteration `since` on.
-
-        Args:
-            since: its first iteration.
-            tried: it is to be judged.
-            again: where it takes back what was slower, when that is tried again.
-            why: the reason for what was in force before; None where that is not known.
-        """
-        self.trial = Trial(since, self.backoff) if tried else None
+    def switched(self, decision: Decision, before: Decision | None, tried: bool) -> None:
+        """Begin with a `decision` in place of the one `before`; it is judged if it is `tried`."""
+        self.trial = Trial(decision.iteration, self.backoff) if tried else None
         self.again = None
-        if again is not None and why is not None:
-            self.again = again, why.removesuffix(RETRIED) + RETRIED
+        if decision.again is not None and before is not None:
+            self.again = decision.again, before.why.removesuffix(RETRIED) + RETRIED
 
     def due(self, iteration: int) -> bool:
         """Return whether to choose again in `iteration` although nothing has changed."""

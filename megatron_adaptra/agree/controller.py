@@ -22,13 +22,36 @@ from typing import Any
 from megatron_adaptra.agree.agreement import Ballot, DecisionStore, Proposal, unpack
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import ANY_RUN, Channel
-from megatron_adaptra.agree.messages import Report, checked, message_of
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.base.exits import wait_at_exit
-from megatron_adaptra.base.log import GOES_ON, log_line
+from megatron_adaptra.base.log import GOES_ON, LogOnce
 from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.reduction_report import ReductionReport
+from megatron_adaptra.measure.report import StageReport
 
+Check = type | tuple[type, ...]
+_NUMBER = (int, float)
+Report = StageReport | ReductionReport
+
+# The kinds of messages that carry reports, with the class of each report.
+REPORTS: Mapping[str, type[Report]] = {"report": StageReport, "reduction": ReductionReport}
+# Every message has its `run`, too, named by the first iteration. `alive` and `lost` are about the
+# connection alone: it works, and one direction of it does not.
+KINDS: Mapping[str, Mapping[str, Check]] = {
+    "alive": {},
+    "lost": {},
+    "bye": {},
+    "propose": {"number": int, "swap": int, "bundle": str, "digest": str, "key": str},
+    "ack": {"number": int, "digest": str},
+    "decision": {"number": int, "commit": bool},
+    "status": {"status": dict},
+    **{kind: {"report": dict} for kind in REPORTS},
+}
+STATUS: Mapping[str, Check] = {
+    "iteration": int, "delays": dict, "alarms": list, "replans": int, "predicted": _NUMBER,
+    "lower_bound": _NUMBER,
+}  # fmt: skip
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 
 
@@ -62,8 +85,8 @@ class Controller(ABC):
         self.refused = 0
         self._channels, self._store = dict(channels), store
         self._last: IterationRecord | None = None
-        self._logged: set[str] = set()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._once = LogOnce()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._leaving = threading.Event()  # nobody opens a connection again
         self._ending = threading.Event()  # nobody waits for messages any more
         self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]
@@ -156,12 +179,7 @@ class Controller(ABC):
         if self._ending.is_set():
             return
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
-        self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
-
-    def _say_once(self, what: str, more: str = "") -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            log_line(what + more)
+        self._once.line(what, f"{how}; {GOES_ON} with the plan in force")
 
     # On the threads of the channels.
 
@@ -178,7 +196,7 @@ class Controller(ABC):
                     self._lose(channel, error)
                     if not channel.reopen(self._leaving):
                         return
-                    self._say_once(f"messages of member {channel.peer} arrive again")
+                    self._once.line(f"messages of member {channel.peer} arrive again")
         except Exception as error:
             self._lose(channel, error)
 
@@ -311,3 +329,41 @@ class Member(Controller):
             if (commit := self._store.decision(proposal)) is not None:
                 self.ballot.decide(proposal.number, commit)
             pause = min(2 * pause, waits.POLL)
+
+
+def checked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `message` if all fields are there and of their types; else raise BadMessage.
+
+    The `report` of one of REPORTS is an object of that class from here on.
+    """
+    kind = message.get("kind")
+    fields = KINDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise BadMessage(f"a message of kind {str(kind)[:40]!r}; there are {', '.join(KINDS)}")
+    for name, types in {"run": int, **fields}.items():
+        if not _is(message.get(name), types):
+            raise BadMessage(
+                f"a message of kind {kind!r} with {name} {str(message.get(name))[:40]!r}"
+            )
+    status = message["status"] if kind == "status" else {}
+    for name, value in status.items():
+        if name not in STATUS or not _is(value, STATUS[name]):
+            raise BadMessage(f"a status with {str(name)[:40]!r} {str(value)[:40]!r}")
+    if not all(_is(seconds, _NUMBER) for seconds in status.get("delays", {}).values()):
+        raise BadMessage("a status with delays that are no numbers")
+    if not all(_is(link, str) for link in status.get("alarms", [])):
+        raise BadMessage("a status with alarms that are no links")
+    if isinstance(kind, str) and kind in REPORTS:
+        return {**message, "report": REPORTS[kind].from_json(message["report"])}
+    return dict(message)
+
+
+def message_of(report: Report) -> dict[str, Any]:
+    """Make the message that carries a `report`."""
+    kind = next(kind for kind, cls in REPORTS.items() if type(report) is cls)
+    return {"kind": kind, "report": report.to_json()}
+
+
+def _is(value: object, types: Check) -> bool:
+    """Return whether `value` is of one of `types`; True and False do not count as numbers."""
+    return type(value) in (types if isinstance(types, tuple) else (types,))

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.base import waits
+from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import GOES_ON, log_line
 
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
@@ -74,6 +76,23 @@ class Guard:
             return None
 
         return guarded
+
+    def agreed(self, begin: Callable[[int], Bundle], iteration: int, before: Bundle) -> Bundle:
+        """Return the bundle to run from `iteration` on, which `begin` returns: see Controller.
+
+        It is the one `before` where that fails, and training goes on. Also when `off`, as ranks
+        vote on. Raises Disagreement, PeerLost.
+        """
+        try:
+            bundle: Any = begin(iteration)
+            if isinstance(bundle, Bundle):
+                return bundle
+            self.fail(begin, f"it returns {bundle!r}")
+        except (Disagreement, PeerLost):
+            raise
+        except Exception as error:
+            self.fail(begin, error)
+        return before
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """Have `function(*args)` called on the background thread, unless something has failed."""

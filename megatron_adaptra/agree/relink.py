@@ -73,4 +73,4 @@ class Relink:
         connections = open_links(
             self._members, [link], name, "member", self._devices, waits.CLOSE, store_connection()
         )
-        self._transport.replace(self._peer, *connections)
+        self._transport.add(*connections)

@@ -47,14 +47,14 @@ def log_line(text: str) -> None:
 class LogOnce:
     """A once-only log writes each text once, if this process `speaks`, as that of rank 0 does."""
 
-    def __init__(self, speaks: bool) -> None:
+    def __init__(self, speaks: bool = True) -> None:
         self._speaks, self._written = speaks, set[str]()
 
-    def line(self, text: str) -> None:
-        """Write `text` as a line, unless it has been written."""
+    def line(self, text: str, more: str = "") -> None:
+        """Write `text` as a line, and `more`, unless `text` has been written."""
         if self._speaks and text not in self._written:
             self._written.add(text)
-            log_line(text)
+            log_line(text + more)
 
 
 class LogFile:

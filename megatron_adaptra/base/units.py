@@ -65,6 +65,11 @@ def brief(values: Iterable[float], most: int = 40) -> str:
     return ", ".join([*words[:kept], "...", words[-1]])
 
 
+def ten_digits(seconds: float) -> float:
+    """The `seconds` to ten digits: of what differs in the last bits alone, the first is taken."""
+    return float(f"{seconds:.9e}")
+
+
 def size(nbytes: float, unit: str = "") -> str:
     """Write `nbytes` with four digits, rounded up, so that reading it again gives no less.
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids
+from megatron_adaptra.transport.connect import gather
 
+W = TypeVar("W")
 _PAUSE = 1e-3  # seconds until all ranks start, after a message has reached all of them
 _QUESTIONS = 50  # to rank 0: the answer that came soonest gives the offset
+
+
+def in_turns(ways: Sequence[W], rounds: int) -> Iterator[tuple[int, W]]:
+    """Give the number of each of `rounds` and each of `ways`; another one is first in each."""
+    for number in range(rounds):
+        for at in range(len(ways)):
+            yield number, ways[(number + at) % len(ways)]
 
 
 class Clock:
@@ -24,9 +35,7 @@ class Clock:
     """
 
     def __init__(self, options: Options) -> None:
-        locations: list[ProcessLocation] = [ProcessLocation.here()] * options.ranks
-        dist.all_gather_object(locations, ProcessLocation.here())
-        self.machines = clock_ids(locations)
+        self.machines = clock_ids(gather(ProcessLocation.here()))
         delay = max((rule.delay for rule in options.rules), default=0.0)
         self._ahead = delay * 4 * options.ranks
         self._offset = 0.0

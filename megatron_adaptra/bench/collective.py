@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError
-from megatron_adaptra.bench.bandwidth import ALL_GATHER, ALL_REDUCE, busbw
-from megatron_adaptra.bench.clock import Clock
+from megatron_adaptra.bench.clock import Clock, in_turns
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
+from megatron_adaptra.bench.sizes import ALL_GATHER, ALL_REDUCE, busbw
 from megatron_adaptra.execute.small.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.wire import GlooWire, Wire
@@ -73,18 +73,15 @@ def _costs(
     mine = torch.arange(count, dtype=torch.float32) + dist.get_rank()
     right = options.ranks * torch.arange(count) + sum(range(options.ranks))
     seconds: dict[tuple[str, str], list[float]] = {}
-    for number in range(options.rounds + 1):
-        turns = list(ways)
-        first = number % len(turns)
-        for way in turns[first:] + turns[:first]:
-            begin = clock.start_together()
-            for _ in range(calls):
-                total = ways[way](mine)
-            spent = (clock.latest(clock.now()) - begin) / calls
-            if not torch.equal(total, right.float()):
-                raise AdaptraError(f"{' over '.join(way)} gave {total}, not {right}")
-            if number:  # the first one opens gloo's connections
-                seconds.setdefault(way, []).append(spent)
+    for number, way in in_turns(list(ways), options.rounds + 1):
+        begin = clock.start_together()
+        for _ in range(calls):
+            total = ways[way](mine)
+        spent = (clock.latest(clock.now()) - begin) / calls
+        if not torch.equal(total, right.float()):
+            raise AdaptraError(f"{' over '.join(way)} gave {total}, not {right}")
+        if number:  # the first one opens gloo's connections
+            seconds.setdefault(way, []).append(spent)
     return {way: median(each) for way, each in seconds.items()}
 
 

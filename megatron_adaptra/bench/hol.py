@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.bench.clock import in_turns
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.emulate.links import LinkEmulator
@@ -58,15 +59,13 @@ def _rows(
 ) -> list[dict[str, Any]]:
     arms: list[_Arm] = [("", "")] + [(name, queue) for name in transports for queue in (IN, OFF)]
     speeds: dict[_Arm, list[float]] = {arm: [] for arm in arms}
-    for number in range(options.rounds):
-        first = number % len(arms)
-        for arm in arms[first:] + arms[:first]:
-            dist.barrier()
-            transport = transports.get(arm[0])
-            if rank == 0:
-                speeds[arm].append(_sender(transport, arm[1] == IN, nbytes, compute))
-            elif transport is not None:
-                _receiver(transport, nbytes)
+    for _, arm in in_turns(arms, options.rounds):
+        dist.barrier()
+        transport = transports.get(arm[0])
+        if rank == 0:
+            speeds[arm].append(_sender(transport, arm[1] == IN, nbytes, compute))
+        elif transport is not None:
+            _receiver(transport, nbytes)
     if rank:
         return []
     medians = {arm: median(each) for arm, each in speeds.items()}

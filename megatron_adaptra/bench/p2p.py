@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.base.errors import AdaptraError
-from megatron_adaptra.bench.bandwidth import SEND, busbw
-from megatron_adaptra.bench.clock import Clock
+from megatron_adaptra.bench.clock import Clock, in_turns
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, BenchPath, EnginePath, GlooPath, Pending
+from megatron_adaptra.bench.sizes import SEND, busbw
 from megatron_adaptra.transport.engine.rails import rails
 
 ONE_WAY, BOTH_WAYS = "one way", "both ways"
@@ -73,12 +73,9 @@ def _costs(burst: _Burst, paths: Sequence[BenchPath], rounds: int) -> dict[str, 
     seconds: dict[str, list[float]] = {}
     for path in paths:
         burst.prepare(path)
-    for number in range(rounds):
-        turns: list[BenchPath | None] = [*paths, None]  # None: copies
-        first = number % len(turns)
-        for turn in turns[first:] + turns[:first]:
-            spent = burst.copies() if turn is None else burst.run(turn)
-            seconds.setdefault("copy" if turn is None else turn.name, []).append(spent)
+    for _, turn in in_turns([*paths, None], rounds):  # None: copies
+        spent = burst.copies() if turn is None else burst.run(turn)
+        seconds.setdefault("copy" if turn is None else turn.name, []).append(spent)
     return {name: median(each) / burst.count for name, each in seconds.items()}
 
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from megatron_adaptra.transport.address import local_address
+from megatron_adaptra.transport.base import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 TIMEOUT = 120.0  # seconds for a message
-
-
-class Pending(Protocol):
-    """A send or a receive under way."""
-
-    def wait(self, timeout: float) -> object:
-        """Wait until the message is through; raises after `timeout` seconds."""
-        ...
+Pending: TypeAlias = "Work | _GlooPending"  # a send or a receive under way
 
 
 class BenchPath(Protocol):
@@ -62,7 +56,7 @@ class GlooPath(BenchPath):
         return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
 
 
-class _GlooPending(Pending):
+class _GlooPending:
     def __init__(self, work: dist.Work | None) -> None:
         assert work is not None  # as for a rank outside the group
         self._work = work

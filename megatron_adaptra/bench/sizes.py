@@ -1,4 +1,4 @@
-"""Sizes of messages as people write them, and as nccl-tests has them: from, to, times."""
+"""Sizes of messages, and bus bandwidths, as people write them, and as nccl-tests has them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from megatron_adaptra.base.units import parse_bytes, whole
 
 LARGEST = 1 << 30  # bytes of a message
 _ALLOWED = "it has to be a whole number of bytes such as 8, 1K, 256M or 4KiB"
+SEND, ALL_REDUCE, ALL_GATHER = "send", "all_reduce", "all_gather"
 _SHORT = re.compile(r"([0-9]{1,18})([kmg]?)", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "k": 10, "m": 20, "g": 30}  # of two
 
@@ -59,3 +60,18 @@ def sizes_between(
         sizes.append(first)
         first *= times
     return tuple(sizes)
+
+
+def busbw(operation: str, nbytes: int, seconds: float, ranks: int = 2) -> float:
+    """GB/s of an `operation` over `ranks` that takes `seconds`; `nbytes`: what one rank gives.
+
+    This is the bus bandwidth of nccl-tests (its doc/PERFORMANCE.md). Unlike bytes by time it
+    does not depend on the number of ranks, so that it can be compared with what the hardware can
+    do. S is the size of the larger of input and output, t the time, n the ranks:
+
+        send and receive   S / t
+        all-reduce         S / t * 2 (n - 1) / n
+        all-gather         S / t * (n - 1) / n, where S is what all n ranks have given
+    """
+    share = {SEND: 1.0, ALL_REDUCE: 2 * (ranks - 1) / ranks, ALL_GATHER: float(ranks - 1)}
+    return share[operation] * nbytes / seconds / 1e9

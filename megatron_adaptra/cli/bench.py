@@ -23,8 +23,8 @@ from megatron_adaptra.bench.options import (
     check_sizes,
 )
 from megatron_adaptra.bench.sizes import sizes_between, sizes_of
-from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
-from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
+from megatron_adaptra.cli.bench_report import Finding, html, table_of
+from megatron_adaptra.cli.output import finish, note, progress, show_table
 from megatron_adaptra.transport.engine.rails import fabric
 from megatron_adaptra.view.axis import size
 
@@ -119,7 +119,7 @@ def _add_flags(parser: Any, kind: str) -> None:
         help="between hosts of a laboratory (adaptra netlab) instead of on this machine, such as "
         "40ms,bandwidth=100MB/s; needs root",
     )
-    add("--out", metavar="DIR", help=f"write {kind}.json, {kind}.html and {kind}.png there")
+    add("--out", metavar="DIR", help=f"write {kind}.json and {kind}.html there")
     add("--json", action="store_true", help="print one JSON object, with a list of rows")
 
 
@@ -141,19 +141,14 @@ def run(args: argparse.Namespace) -> int:
     if not first:
         return 0
     finding = Finding(args.kind, args.link, rows, asked[0].least_seconds)
-    data = finding.data()
-    files = []
-    if folder:
-        files = write_report(
-            folder, args.kind, data, html(finding), lambda path: png(path, finding)
-        )
-    if args.json:
-        print_json(data)
-        return 0
-    show_table(table_of(finding))
-    for path in files:
-        say(str(path))
-    return 0
+    return finish(
+        args,
+        folder,
+        args.kind,
+        finding.data(),
+        lambda: html(finding),
+        lambda: show_table(table_of(finding)),
+    )
 
 
 def _sizes_of(args: argparse.Namespace) -> tuple[int, ...]:

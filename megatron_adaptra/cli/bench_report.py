@@ -1,21 +1,17 @@
-"""The report of a measurement by `adaptra bench`: a table, a page, a PNG."""
+"""The report of a measurement by `adaptra bench`: a table, and a page."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_adaptra.bench.options import COLLECTIVE, P2P
+from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.chart import chart_section
-from megatron_adaptra.view.html.page import header, page, section, table
-from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.html.page import charts_row, header, page, section, table
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Row = Mapping[str, Any]
@@ -25,15 +21,16 @@ _WORDS = {"in": "in the queue", "off": "off the queue"}
 _HEADLINE = {
     P2P: "Messages between two ranks",
     COLLECTIVE: "Sums of a few numbers over all ranks",
+    HOL: "Head-of-line blocking: compute beside messages over a slow link",
 }
 # Meanings of the columns that have no unit.
 _NEAR = "ratio to gloo: how many times as fast; busbw: bus bandwidth as in nccl-tests"
-_EXPLAINED = {P2P: f"copy: of memory, by one core; {_NEAR}", COLLECTIVE: _NEAR}
-_QUEUES = (
-    "queue in: a step waits for the message before it, off: it does not; "
-    "ratio to alone: to steps without messages"
-)
-_SLOW = "Head-of-line blocking: compute beside messages over a slow link"
+_EXPLAINED = {
+    P2P: f"copy: of memory, by one core; {_NEAR}",
+    COLLECTIVE: _NEAR,
+    HOL: "queue in: a step waits for the message before it, off: it does not; "
+    "ratio to alone: to steps without messages",
+}
 _COLUMNS = {
     "mb_per_s": "MB/s", "us_per_message": "us per message", "us_per_call": "us per call",
     "busbw_gb_per_s": "busbw, GB/s",
@@ -71,7 +68,7 @@ def table_of(finding: Finding) -> Table:
             times = row["us_per_message"] / (1e6 * finding.least[row["bytes"]])
             line.append("" if row["transport"] == "copy" else f"{times:.2f}")
     link = f"over a link of {finding.link}; " if finding.link else ""
-    return Table(link + _EXPLAINED.get(finding.kind, _QUEUES), columns, cells)
+    return Table(link + _EXPLAINED[finding.kind], columns, cells)
 
 
 def _cell(name: str, value: object) -> str:
@@ -85,23 +82,13 @@ def _cell(name: str, value: object) -> str:
 def html(finding: Finding) -> str:
     """Return the measurement as an HTML page."""
     cells = table_of(finding)
-    charts = [chart_section(chart) for chart in _charts(finding)]
-    headline = _headline(finding)
+    headline = _HEADLINE[finding.kind]
     return page(
         headline,
         header("adaptra bench", headline, [cells.title]),
-        element("div", *charts, class_="pair"),
+        charts_row(_charts(finding)),
         section("All figures", table(cells.columns, cells.rows)),
     )
-
-
-def png(path: str | os.PathLike[str], finding: Finding) -> None:
-    """Draw the page's charts as a PNG at `path`; ImportError where matplotlib is not installed."""
-    charts_png(path, _headline(finding), [table_of(finding).title], _charts(finding))
-
-
-def _headline(finding: Finding) -> str:
-    return _HEADLINE.get(finding.kind, _SLOW)
 
 
 def _charts(finding: Finding) -> list[XYChart]:

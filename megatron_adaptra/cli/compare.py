@@ -16,20 +16,13 @@ from megatron_adaptra.base.units import number
 from megatron_adaptra.cli.compare_report import (
     Outcome,
     compare_html,
-    compare_png,
     headline,
     leads,
     notes,
     table_of,
 )
 from megatron_adaptra.cli.job import add_job, in_words, job_of, title_of
-from megatron_adaptra.cli.output import (
-    print_json,
-    progress,
-    say,
-    show_table,
-    write_report,
-)
+from megatron_adaptra.cli.output import finish, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning, plan_of, stock_of
 from megatron_adaptra.cli.plugin import default_plan
 from megatron_adaptra.cli.tradeoff import (
@@ -67,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
         help="activation budgets of a stage, in microbatches; inf for no limit (default: what "
         "1F1B holds, 1.5, 2 and 3 times that, the job's own, inf)",
     )
-    add("--out", metavar="DIR", help="write compare.json, compare.html and compare.png there")
+    add("--out", metavar="DIR", help="write compare.json and compare.html there")
     add(
         "--max-slowdown",
         metavar="X",
@@ -119,24 +112,15 @@ def run(args: argparse.Namespace) -> int:
         **_as_json(result, stock, share),
         "default_engine_ms": None if default is None else 1e3 * default.predicted,
     }
-    files = []
     outcome = Outcome(stock, default, job.activation_bytes)
-    if folder:
-        title = title_of(args)
-        files = write_report(
-            folder,
-            "compare",
-            data,
-            compare_html(title, result, outcome, share),
-            lambda path: compare_png(path, title, result, outcome, share),
-        )
-    if args.json:
-        print_json(data)
-        return 0
-    _show(result, outcome)
-    for path in files:
-        say(str(path))
-    return 0
+    return finish(
+        args,
+        folder,
+        "compare",
+        data,
+        lambda: compare_html(title_of(args), result, outcome, share),
+        lambda: _show(result, outcome),
+    )
 
 
 def _tolerance(

@@ -1,9 +1,8 @@
-"""The trade-off between memory and time as a table, as a page and as a PNG."""
+"""The trade-off between memory and time as a table and as a page."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,10 +16,8 @@ from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.chart import chart_section
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import charts_row, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.png.charts import charts_png
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
 _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
@@ -98,8 +95,8 @@ def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = Non
 
 def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
     """Return the HTML page. `title`: the user's name of the job; `share`: of --max-slowdown."""
-    charts = [chart_section(chart) for chart in _charts(result, share)]
     cells = table_of(result, outcome)
+    strong = [i for i, row in enumerate(result.rows) if row.name == DEFAULT]
     return page(
         headline(result, outcome),
         header(
@@ -108,27 +105,16 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
             [in_words(result.conditions), *leads(result, outcome)],
         ),
         tiles(_tiles(result, outcome)),
-        element("div", *charts, class_="pair"),
+        charts_row(charts(result, share)),
         section(
             "Every policy within every budget",
-            table(cells.columns, cells.rows, _strong(result)),
+            table(cells.columns, cells.rows, strong),
             *(element("p", text(words), class_="note") for words in notes(result)),
             note="Milliseconds of an iteration, and how many times the lower bound of "
             f"{ms(result.bound)}, by activation budget: the microbatches whose activations a "
             "stage may hold.",
         ),
     )
-
-
-def compare_png(
-    path: str | os.PathLike[str], title: str, result: Comparison, outcome: Outcome, share: float
-) -> None:
-    """Draw the page's charts as a PNG at `path`; ImportError where matplotlib is not installed.
-
-    `title` and `share` are those of the page.
-    """
-    lead = ": ".join(filter(None, (title, in_words(result.conditions))))
-    charts_png(path, headline(result, outcome), [lead], _charts(result, share))
 
 
 def headline(result: Comparison, outcome: Outcome) -> str:
@@ -183,8 +169,11 @@ def _same_memory(row: Row, result: Comparison, stock: Plan) -> Cell | None:
     return min((cell for budget, cell in inside if cell and budget <= most), default=None)
 
 
-def _charts(result: Comparison, share: float) -> list[XYChart]:
-    """Return charts of the trade-off and, for links with delay, of the delay a budget hides."""
+def charts(result: Comparison, share: float) -> list[XYChart]:
+    """Return charts of the trade-off and, for links with delay, of the delay a budget hides.
+
+    `share`: of --max-slowdown.
+    """
     count = result.conditions.microbatches
     at = [min(budget, float(count)) for budget in result.budgets]
     names = {
@@ -201,7 +190,7 @@ def _charts(result: Comparison, share: float) -> list[XYChart]:
     bound = [(x, 1e3 * result.bound) for x in (ends[0], ends[-1])]
     curves.append(Curve("lower bound", BOUND, bound, marked=False, dashed=True))
     note = "A single dot is a policy that ignores the budget, at the memory that it needs."
-    charts = [XYChart("Memory against time", _AXIS, "iteration, ms", curves, names, note)]
+    out = [XYChart("Memory against time", _AXIS, "iteration, ms", curves, names, note)]
     if result.tolerance:
         worst = 1e3 * max(link.delay for link in result.conditions.links.values())
         lines = [
@@ -220,8 +209,8 @@ def _charts(result: Comparison, share: float) -> list[XYChart]:
             "(--adaptra-engine executor)."
         )
         title, axis = "How much delay a given memory hides", "delay hidden, ms"
-        charts.append(XYChart(title, _AXIS, axis, lines, names, note))
-    return charts
+        out.append(XYChart(title, _AXIS, axis, lines, names, note))
+    return out
 
 
 def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
@@ -246,7 +235,3 @@ def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
         out.append((ms(best.unlimited.seconds), words))
     out.append((ms(result.bound), "lower bound: what no schedule can beat"))
     return out
-
-
-def _strong(result: Comparison) -> list[int]:
-    return [i for i, row in enumerate(result.rows) if row.name == DEFAULT]

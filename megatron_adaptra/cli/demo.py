@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -29,8 +30,159 @@ from megatron_adaptra.demo.options import (
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.view.ranges import ranges
+from megatron_adaptra.view.summary import Summary
 
-_DEFAULTS = DemoOptions()
+_Flag = tuple[Any, str | None, str]  # its type, list, bool or choices; its value; its help
+_D = DemoOptions()
+_MODEL: dict[str, _Flag] = {
+    "--stages": (whole, "N", f"pipeline stages, one rank each (default: {_D.stages})"),
+    "--microbatches": (whole, "N", f"microbatches per iteration (default: {_D.microbatches})"),
+    "--data-parallel": (whole, "N", f"replicas of the pipeline (default: {_D.data_parallel})"),
+    "--hidden-size": (whole, "N", f"hidden size (default: {_D.hidden_size})"),
+    "--seq-length": (whole, "N", f"tokens per sequence (default: {_D.seq_length})"),
+    "--iterations": (whole, "N", f"iterations, of each of the two (default: {_D.iterations})"),
+    "--seed": (whole, "N", f"seed of model, data order and dropout (default: {_D.seed})"),
+    "--num-layers": (whole, "N", "transformer layers (default: one per chunk)"),
+    "--precision": (PRECISIONS, None, f"number format of the model (default: {_D.precision})"),
+    "--dropout": (
+        number,
+        "P",
+        f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto and "
+        "--slow-replica: where microbatches move dropout falls on other values than in stock)",
+    ),
+    "--text": (
+        str,
+        "PATH",
+        "file or folder to train on (default: the Python standard library's source)",
+    ),
+}
+_LINKS: dict[str, _Flag] = {
+    "--slow-link": (
+        list,
+        "A-B",
+        "link that gets slow, 2-3 (both ways) or 2>3 (one way), in every replica; repeat it "
+        "or separate several by commas (default: the last link, unless something else is slow)",
+    ),
+    "--slow-worker": (
+        list,
+        "R.S:Nx",
+        "worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
+        "separate several by commas",
+    ),
+    "--slow-path": (
+        list,
+        "PATH:TIME",
+        "path between two workers that gets slower by TIME, 0.1-0.2:40ms or 0.1>1.2:40ms; "
+        "may be repeated",
+    ),
+    "--late-rank": (
+        list,
+        "RANK:TIME",
+        "data-parallel rank that comes late to its gradients, at every stage, such as 2:30ms; "
+        "repeat it or separate several by commas (--adaptra-allreduce auto finds it)",
+    ),
+    "--slow-replica": (
+        list,
+        "R:Nx",
+        "data-parallel replica all of whose workers take N times as long, such as 2:2x; "
+        "repeat it or separate several by commas (--adaptra-sync share finds it, and gives it "
+        "fewer microbatches)",
+    ),
+    "--delay": (str, "TIME", "how much slower (default: 40ms, or 0ms beside --bandwidth)"),
+    "--bandwidth": (
+        str,
+        "RATE",
+        "what the slow links carry, such as 20MB/s (default: no limit)",
+    ),
+    "--from-iteration": (whole, "N", "first slow iteration (default: a third of the run)"),
+    "--to-iteration": (
+        whole,
+        "N",
+        "first iteration that is not slow any more (default: two thirds of the run)",
+    ),
+    "--emulate-link": (
+        list,
+        "RULE",
+        "instead of the nine above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        "YAML; may be repeated",
+    ),
+    "--emulate-worker": (
+        list,
+        "RULE",
+        "the same of workers: a rule such as 1.1:2x@10..20, or a scenario YAML; may be "
+        "repeated, and of several rules in force the first one counts",
+    ),
+    "--netlab": (
+        bool,
+        None,
+        "one host per rank, joined by really slow links (see adaptra netlab); needs root",
+    ),
+    "--host": (
+        list,
+        "RULE",
+        "with --netlab: port of a host that gets slow, over all its links, and its rate each "
+        "way, such as 2:20MB/s; beside --late-rank the rate of the whole run, such as all:20MB/s "
+        f"or 3:10MB/s@10..20 (default then: {PORTS}); host R is rank R; may be repeated, and the "
+        "first that fits counts",
+    ),
+    "--no-emulation": (bool, None, "emulate nothing slow, because the network itself is slow"),
+}
+_RUN: dict[str, _Flag] = {
+    "--engine": (
+        DEMO_ENGINES,
+        None,
+        "native: Megatron's own schedule; executor: our loop over ops (default: native, or "
+        "executor where policy, chunks, recompute or --reroute auto need it)",
+    ),
+    "--reroute": (
+        REROUTES,
+        None,
+        "plan all replicas together: swap, they exchange partners round slow paths; auto, "
+        "single microbatches move round slow workers, too; off, each by itself (default: off; with "
+        "several replicas auto for --slow-worker, and for --slow-path swap, or auto with --engine "
+        "executor)",
+    ),
+    "--policy": (
+        POLICIES,
+        None,
+        "adaptive: a plan for the links as they are; the others are fixed schedules "
+        "(default: adaptive)",
+    ),
+    "--chunks": (
+        whole,
+        "N",
+        "model chunks per stage, for interleaved schedules (default: 2 for policy "
+        "interleaved, else 1)",
+    ),
+    "--recompute": (
+        bool,
+        None,
+        "forwards may be recomputed instead of keeping their activations",
+    ),
+    "--activation-budget": (
+        str,
+        "N",
+        "what a stage may hold of activations: microbatches (12), bytes (20MiB), or auto, "
+        "what the device has left (default: no limit)",
+    ),
+    "--config": (
+        str,
+        "FILE",
+        "YAML file with further settings of the plugin, e.g. min_gain",
+    ),
+    "--timeout": (
+        number,
+        "SECONDS",
+        "how long a rank waits for a message before it gives up (default: 25)",
+    ),
+    "--out": (str, "DIR", f"where results go (default: {_D.out})"),
+    "--json": (bool, None, "print the summary as JSON"),
+    "--rank-from-env": (
+        bool,
+        None,
+        "be one rank; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set as torchrun does",
+    ),
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,252 +197,41 @@ def add_parser(subparsers: Any) -> None:
         usage="%(prog)s [flags]",
         allow_abbrev=False,
     )
-    _add_model(parser.add_argument_group("what is trained"))
-    _add_links(parser.add_argument_group("what gets slow, and when"))
-    _add_run(parser.add_argument_group("how it runs"))
-    parser.set_defaults(run=run)
-
-
-def _add_model(group: Any) -> None:
-    d = _DEFAULTS
-    for flag, default, text in (
-        ("--stages", d.stages, "pipeline stages, one rank each"),
-        ("--microbatches", d.microbatches, "microbatches per iteration"),
-        ("--data-parallel", d.data_parallel, "replicas of the pipeline"),
-        ("--hidden-size", d.hidden_size, "hidden size"),
-        ("--seq-length", d.seq_length, "tokens per sequence"),
-        ("--iterations", d.iterations, "iterations, of each of the two"),
-        ("--seed", d.seed, "seed of model, data order and dropout"),
+    for title, flags in (
+        ("what is trained", _MODEL),
+        ("what gets slow, and when", _LINKS),
+        ("how it runs", _RUN),
     ):
-        group.add_argument(
-            flag, type=whole, default=default, metavar="N", help=f"{text} (default: {default})"
-        )
-    group.add_argument(
-        "--num-layers",
-        type=whole,
-        default=0,
-        metavar="N",
-        help="transformer layers (default: one per chunk)",
-    )
-    group.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default=d.precision,
-        help=f"number format of the model (default: {d.precision})",
-    )
-    group.add_argument(
-        "--dropout",
-        type=number,
-        default=None,
-        metavar="P",
-        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto and "
-        "--slow-replica: where microbatches move dropout falls on other values than in stock)",
-    )
-    group.add_argument(
-        "--text",
-        default="",
-        metavar="PATH",
-        help="file or folder to train on (default: the Python standard library's source)",
-    )
-
-
-def _add_links(group: Any) -> None:
-    group.add_argument(
-        "--slow-link",
-        action="append",
-        default=[],
-        metavar="A-B",
-        help="link that gets slow, 2-3 (both ways) or 2>3 (one way), in every replica; repeat it "
-        "or separate several by commas (default: the last link, unless something else is slow)",
-    )
-    group.add_argument(
-        "--slow-worker",
-        action="append",
-        default=[],
-        metavar="R.S:Nx",
-        help="worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
-        "separate several by commas",
-    )
-    group.add_argument(
-        "--slow-path",
-        action="append",
-        default=[],
-        metavar="PATH:TIME",
-        help="path between two workers that gets slower by TIME, 0.1-0.2:40ms or 0.1>1.2:40ms; "
-        "may be repeated",
-    )
-    group.add_argument(
-        "--late-rank",
-        action="append",
-        default=[],
-        metavar="RANK:TIME",
-        help="data-parallel rank that comes late to its gradients, at every stage, such as 2:30ms; "
-        "repeat it or separate several by commas (--adaptra-allreduce auto finds it)",
-    )
-    group.add_argument(
-        "--slow-replica",
-        action="append",
-        default=[],
-        metavar="R:Nx",
-        help="data-parallel replica all of whose workers take N times as long, such as 2:2x; "
-        "repeat it or separate several by commas (--adaptra-sync share finds it, and gives it "
-        "fewer microbatches)",
-    )
-    group.add_argument(
-        "--delay",
-        default=None,
-        metavar="TIME",
-        help="how much slower (default: 40ms, or 0ms beside --bandwidth)",
-    )
-    group.add_argument(
-        "--bandwidth",
-        default=None,
-        metavar="RATE",
-        help="what the slow links carry, such as 20MB/s (default: no limit)",
-    )
-    group.add_argument(
-        "--from-iteration",
-        type=whole,
-        default=None,
-        metavar="N",
-        help="first slow iteration (default: a third of the run)",
-    )
-    group.add_argument(
-        "--to-iteration",
-        type=whole,
-        default=None,
-        metavar="N",
-        help="first iteration that is not slow any more (default: two thirds of the run)",
-    )
-    group.add_argument(
-        "--emulate-link",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="instead of the nine above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
-        "YAML; may be repeated",
-    )
-    group.add_argument(
-        "--emulate-worker",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="the same of workers: a rule such as 1.1:2x@10..20, or a scenario YAML; may be "
-        "repeated, and of several rules in force the first one counts",
-    )
-    group.add_argument(
-        "--netlab",
-        action="store_true",
-        help="one host per rank, joined by really slow links (see adaptra netlab); needs root",
-    )
-    group.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="with --netlab: port of a host that gets slow, over all its links, and its rate each "
-        "way, such as 2:20MB/s; beside --late-rank the rate of the whole run, such as all:20MB/s "
-        f"or 3:10MB/s@10..20 (default then: {PORTS}); host R is rank R; may be repeated, and the "
-        "first that fits counts",
-    )
-    group.add_argument(
-        "--no-emulation",
-        action="store_true",
-        help="emulate nothing slow, because the network itself is slow",
-    )
-
-
-def _add_run(group: Any) -> None:
-    group.add_argument(
-        "--engine",
-        choices=DEMO_ENGINES,
-        default="",
-        help="native: Megatron's own schedule; executor: our loop over ops (default: native, or "
-        "executor where policy, chunks, recompute or --reroute auto need it)",
-    )
-    group.add_argument(
-        "--reroute",
-        choices=REROUTES,
-        default="",
-        help="plan all replicas together: swap, they exchange partners round slow paths; auto, "
-        "single microbatches move round slow workers, too; off, each by itself (default: off; with "
-        "several replicas auto for --slow-worker, and for --slow-path swap, or auto with --engine "
-        "executor)",
-    )
-    group.add_argument(
-        "--policy",
-        choices=POLICIES,
-        default=_DEFAULTS.policy,
-        help="adaptive: a plan for the links as they are; the others are fixed schedules "
-        "(default: adaptive)",
-    )
-    group.add_argument(
-        "--chunks",
-        type=whole,
-        default=0,
-        metavar="N",
-        help="model chunks per stage, for interleaved schedules (default: 2 for policy "
-        "interleaved, else 1)",
-    )
-    group.add_argument(
-        "--recompute",
-        action="store_true",
-        help="forwards may be recomputed instead of keeping their activations",
-    )
-    group.add_argument(
-        "--activation-budget",
-        default="",
-        metavar="N",
-        help="what a stage may hold of activations: microbatches (12), bytes (20MiB), or auto, "
-        "what the device has left "
-        "(default: no limit)",
-    )
-    group.add_argument(
-        "--config",
-        default="",
-        metavar="FILE",
-        help="YAML file with further settings of the plugin, e.g. min_gain",
-    )
-    group.add_argument(
-        "--timeout",
-        type=number,
-        default=_DEFAULTS.timeout,
-        metavar="SECONDS",
-        help="how long a rank waits for a message before it gives up (default: 25)",
-    )
-    group.add_argument(
-        "--out",
-        default=_DEFAULTS.out,
-        metavar="DIR",
-        help=f"where results go (default: {_DEFAULTS.out})",
-    )
-    group.add_argument("--json", action="store_true", help="print the summary as JSON")
-    group.add_argument(
-        "--rank-from-env",
-        action="store_true",
-        help="be one rank; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set as torchrun does",
-    )
+        group = parser.add_argument_group(title)
+        for flag, (kind, metavar, words) in flags.items():
+            add = partial(group.add_argument, flag, help=words)
+            if kind is bool:
+                add(action="store_true")
+            elif kind is list:
+                add(action="append", default=[], metavar=metavar)
+            elif isinstance(kind, tuple):
+                add(choices=kind)
+            else:
+                add(type=kind, metavar=metavar)
+    parser.set_defaults(run=run)
 
 
 def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     _refuse_contradictions(args)
-    given = vars(args)
-    same = {f.name for f in fields(DemoOptions) if given.get(f.name) is not None} - {
-        "delay",
-        "bandwidth",
+    given = {
+        one.name: value
+        for one in fields(DemoOptions)
+        if (value := vars(args).get(one.name)) is not None
     }
     if args.delay is not None:
-        given = {**given, "delay": parse_seconds(args.delay, "--delay")}
-        same.add("delay")
+        given["delay"] = parse_seconds(args.delay, "--delay")
     if args.bandwidth is not None:
-        rate = parse_rate(args.bandwidth, "--bandwidth")
-        given = {**given, "bandwidth": rate}
+        given["bandwidth"] = parse_rate(args.bandwidth, "--bandwidth")
         if args.delay is None:  # a thin link, and nothing else
             given["delay"] = 0.0
-        same |= {"delay", "bandwidth"}
     return DemoOptions(
-        **{name: given[name] for name in same},
+        **given,
         slow_links=[part for text in args.slow_link for part in text.split(",")],
         slow_workers=[part for text in args.slow_worker for part in text.split(",")],
         slow_paths=args.slow_path,
@@ -378,11 +319,11 @@ def run(args: argparse.Namespace) -> int:
     _show_or_print(args, summary, options)
     if why:  # again, as the first note is far above by now
         note(f"all messages went over gloo, for there is no engine: {why}")
-    name = summary.get("interrupted")
+    name = summary["interrupted"]
     return 128 + signal.Signals[name] if name else 0
 
 
-def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: DemoOptions) -> None:
+def _show_or_print(args: argparse.Namespace, summary: Summary, options: DemoOptions) -> None:
     if args.json:
         print(json.dumps(summary))
     else:

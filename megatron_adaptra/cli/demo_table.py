@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.view.findings import equalities, memory_table, peak_bytes, row_noun
+from megatron_adaptra.view.findings import (
+    equalities,
+    memory_table,
+    peak_bytes,
+    row_noun,
+    shares_line,
+)
 from megatron_adaptra.view.ranges import ranges
-from megatron_adaptra.view.share_decisions import words
+from megatron_adaptra.view.summary import Summary
 
 
-def _show_memory(summary: dict[str, Any], console: Console) -> None:
+def _show_memory(summary: Summary, console: Console) -> None:
     """Print the table of the executor's activations in the slow phase, by stage or worker."""
     head, rows = memory_table(summary)
     whole = [[name, *others] for name, others in (("", head), *rows)]
@@ -33,7 +38,7 @@ def _show_memory(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
+def show(summary: Summary, options: DemoOptions, console: Console) -> None:
     """Print the closing table and the sentences below it.
 
     `summary`: what summary.json holds, of a run with these `options`. `console`: where it goes.
@@ -49,9 +54,13 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         table.add_section()
         first, last = compared["first_iteration"], compared["last_iteration"]
         table.add_row(f"iterations {first} to {last}", "", "", "")
-        for word in ("predicted", "measured"):
-            a, b = (arm[f"{word}_slow_ms"] for arm in arms)
-            table.add_row(f"  {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+        for word, (stock, ours) in (
+            ("predicted", [arm["predicted_slow_ms"] for arm in arms]),
+            ("measured", [arm["measured_slow_ms"] for arm in arms]),
+        ):
+            assert stock is not None  # known where arms are compared
+            assert ours is not None
+            table.add_row(f"  {word}", f"{stock:.0f}", f"{ours:.0f}", f"{stock / ours:.2f} x")
         peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
         if any(peaks):
             table.add_row("  most microbatches in flight", *peaks, "")
@@ -79,8 +88,8 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
             f"ms, {times})",
             highlight=False,
         )
-    for one in summary["shares"]:
-        console.print(words(one), highlight=False)
+    for shares in summary["shares"]:
+        console.print(shares_line(shares), highlight=False)
     if not (summary["replans"] or summary["all_reduces"] or summary["shares"]):
         console.print("no replan: no change was worth one")
     for what, how, good in equalities(summary):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megatron_adaptra.base.errors import BadFile, BadInput
+from megatron_adaptra.base.errors import BadFile, BadInput, MissingPackage
 from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import add_job, in_words, title_of
@@ -33,7 +33,6 @@ from megatron_adaptra.view.drawing import (
     drawing_png,
     drawing_svg,
 )
-from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.schedule_drawing import schedule_drawing
 
 PICTURES = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
@@ -79,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, to the terminal or to files; the exit status.
 
-    Raises BadInput for values that do not go together.
+    Raises BadInput for values that do not go together, MissingPackage for a PNG without matplotlib.
     """
     out = args.out
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             if kind not in missing:
                 say(str(path))
     if missing:
-        raise no_matplotlib()
+        raise MissingPackage("a PNG", ["matplotlib"], "'megatron-adaptra[plot]'")
     return 0
 
 

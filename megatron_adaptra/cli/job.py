@@ -15,8 +15,12 @@ from megatron_adaptra.base.units import number, whole
 from megatron_adaptra.cli.once import Once, OnceSwitch
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
-from megatron_adaptra.cli.replica_job import add_replicas, given_of_replicas, replicas_of
-from megatron_adaptra.cli.replica_words import replicas_in_words
+from megatron_adaptra.cli.replica_job import (
+    add_replicas,
+    given_of_replicas,
+    replicas_in_words,
+    replicas_of,
+)
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 

@@ -18,8 +18,8 @@ from megatron_adaptra.cli.output import print_json, try_stdout
 from megatron_adaptra.emulate.rules import PORT_SYNTAX, SYNTAX, parse_port_rules
 from megatron_adaptra.emulate.scenario import hosts_in, load_rules
 from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.netlab.loop import Output
 from megatron_adaptra.netlab.measure import Measured
-from megatron_adaptra.netlab.output import Output
 from megatron_adaptra.netlab.shaper import SHAPERS
 
 _EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way between hosts 2 and 3

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.base.errors import BadFile
 from megatron_adaptra.base.files import replacing
+from megatron_adaptra.view.html.page import Table as Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,14 +36,6 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else _WIDE
     return Console(highlight=False, markup=False, width=width)
-
-
-class Table(NamedTuple):
-    """A table holds its cells as shown: words in the first column, numbers in the others."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def show_table(table: Table) -> None:
@@ -132,26 +126,38 @@ def write(path: Path, content: str) -> None:
         file.write_text(content, encoding="utf-8")
 
 
-def write_report(
-    folder: Path, name: str, data: Any, html: str, draw_png: Callable[[Path], None]
-) -> list[Path]:
-    """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
+def write_report(folder: Path, name: str, data: Any, html: str) -> list[Path]:
+    """Write `data` to `name`.json and `html` to `name`.html; what was written.
 
-    `folder`: of `results_folder`. Without matplotlib there is no PNG, and a line says so. Raises
-    BadFile where a file cannot be written.
+    `folder`: of `results_folder`. Raises BadFile where a file cannot be written.
     """
-    files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
+    files = [folder / f"{name}.{kind}" for kind in ("json", "html")]
     write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")
     write(files[1], html)
-    try:
-        with writing(files[2]) as file:
-            draw_png(file)
-    except ImportError:
-        from megatron_adaptra.view.png import no_matplotlib
-
-        note(str(no_matplotlib()))
-        return files[:2]
     return files
+
+
+def finish(
+    args: argparse.Namespace,
+    folder: Path | None,
+    name: str,
+    data: Any,
+    html: Callable[[], str],
+    show: Callable[[], None],
+) -> int:
+    """Write the report `name` if there is a `folder`, then print; the exit status.
+
+    With --json, of `args`, `data` is printed; else `show` prints it for people, and the files are
+    named. `html` gives the page. Raises BadFile where a file cannot be written.
+    """
+    files = write_report(folder, name, data, html()) if folder else []
+    if args.json:
+        print_json(data)
+        return 0
+    show()
+    for path in files:
+        say(str(path))
+    return 0
 
 
 def ms(seconds: float) -> str:

@@ -9,7 +9,7 @@ from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, evaluate
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 DEFAULT = "--adaptra"
 EXECUTOR = f"{DEFAULT} --adaptra-engine executor"

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if wants_shares(args, job):
         return run_shares(args, job)
     if job.replicas is not None:
-        from megatron_adaptra.cli.replicas.simulate import simulate_replicas
+        from megatron_adaptra.cli.replicas.plan import simulate_replicas
 
         return simulate_replicas(args, job, schedule)
     with progress("simulating", lines=True) as at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_adaptra.base.errors import AdaptraError, BadFile, BadInput, ScheduleError
@@ -60,12 +60,16 @@ def plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> 
     """
     if schedule is None:
         return proven_plan(args, job)
-    conditions = job.conditions
+    refuse_stuck(args, schedule, job.conditions.activation_budget)
+    return evaluate(schedule, job.conditions, args.sends)
+
+
+def refuse_stuck(args: argparse.Namespace, schedule: Schedule, budget: Sequence[float]) -> None:
+    """Raise BadFile for a `schedule` that cannot run within `budget`: only what ends is timed."""
     try:
-        check(lower(schedule), conditions.activation_budget)  # only what is proven to end is timed
+        check(lower(schedule), budget)
     except ScheduleError as error:
         raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
-    return evaluate(schedule, conditions, args.sends)
 
 
 def read_schedule(path: str) -> Schedule:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
@@ -19,7 +18,9 @@ from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.report import Reduction
+from megatron_adaptra.view.findings import measured_too
+from megatron_adaptra.view.report import Simulated
+from megatron_adaptra.view.summary import AllReduce, entry
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,11 @@ def known_now(loops: Iterable[Loop[ReductionRemedy]]) -> list[Figures | None]:
     return found
 
 
-def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
+def entries(groups: Iterable[GroupReductions]) -> list[AllReduce]:
     """Return the summary's entry for each decision, in the order of their iterations."""
     decisions = [one for group in groups for one in group.decisions]
     return [
-        {
-            "iteration": one.iteration,
-            "detected": one.detected,
-            "ranks": one.ranks,
-            "why": one.why,
-            "before": one.before,
-            "after": one.after,
-            "late_ms": one.late_ms,
-            "native_ms": one.native_ms,
-            "predicted_ms": one.predicted_ms,
-            "measured_ms": measured_ms(one),
-        }
+        entry(AllReduce, one, measured_ms=measured_ms(one))
         for one in sorted(decisions, key=lambda one: (one.iteration, one.ranks))
     ]
 
@@ -105,7 +95,7 @@ def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[
     return notes
 
 
-def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -> Reduction | None:
+def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -> Simulated | None:
     """Draw the all-reduce that most reductions of the `phase` ran in place of native; or None."""
     found: list[tuple[int, int, ReductionDecision]] = []
     for group in groups:
@@ -120,23 +110,26 @@ def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -
     return reduction_of(min(found, key=lambda one: one[:2])[2])
 
 
-def reduction_of(decision: ReductionDecision) -> Reduction:
+def reduction_of(decision: ReductionDecision) -> Simulated:
     """Return the picture of a `decision`, from the figures that it was made from."""
     figures, chosen = Figures.from_json(decision.figures), Choice.from_json(decision.choice)
     gloo = replace(figures, ports=by_gloo(figures.ports))
-    native, native_ms = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo)
-    ours, ours_ms = _simulated(chosen, figures)
-    return Reduction(
-        iteration=decision.iteration,
-        ranks=ranks_in_words(decision.ranks),
-        name=decision.after,
-        native=native,
-        ours=ours,
-        native_ms=native_ms,
-        ours_ms=ours_ms,
-        measured_native_ms=None if figures.native is None else 1e3 * figures.native,
-        measured_ms=measured_ms(decision),
+    before = Choice(figures.ranks, "ring", NATIVE_CUT)
+    gantts = {}
+    for name, choice, known, measured in (
+        ("native", before, gloo, None if figures.native is None else 1e3 * figures.native),
+        (decision.after, chosen, figures, measured_ms(decision)),
+    ):
+        gantt, ms = _simulated(choice, known)
+        words = f"{name}: {number(ms)} ms after the last arrival{measured_too(measured)}"
+        gantts[words] = gantt
+    note = (
+        f"As simulated from what had been measured when it was chosen for iteration "
+        f"{decision.iteration}, on one time scale. Rows are the ranks of one data-parallel group, "
+        f"{ranks_in_words(decision.ranks)}: what the port of each sends (out), and what it "
+        "receives (in)."
     )
+    return Simulated("One reduction of gradients, native and ours", note, gantts, 13)
 
 
 def _simulated(choice: Choice, figures: Figures) -> tuple[Gantt, float]:

@@ -8,9 +8,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_adaptra.adapt.leader import Leader
-from megatron_adaptra.adapt.schedules.change import AnyConditions
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.adapt.schedules.policy import AnyPlan
+from megatron_adaptra.adapt.schedules.policy import AnyConditions, AnyPlan
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -35,8 +34,8 @@ class Outlook(NamedTuple):
     @classmethod
     def now(cls, controller: Leader) -> Outlook:
         """Return the outlook for links and stages as measured now. Only on the leader."""
-        replanner = controller.loop.remedy.replanner
-        return cls(replanner.estimator.conditions(), replanner.stock())
+        remedy = controller.loop.remedy
+        return cls(remedy.estimator.conditions(), remedy.stock())
 
     @classmethod
     def of(cls, decision: PlanDecision) -> Outlook:

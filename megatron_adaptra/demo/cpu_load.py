@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_adaptra.execute.process_location import ProcessLocation
-from megatron_adaptra.measure.machine_time import MachineTime
+from megatron_adaptra.measure.host_use import MachineTime
 
 
 class Sample(NamedTuple):

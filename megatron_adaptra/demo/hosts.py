@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.units import size
-from megatron_adaptra.demo import late_ranks
+from megatron_adaptra.demo.numbered import LATE
 from megatron_adaptra.emulate.rules import LinkRule, PortRule
 
 HOST = "--host"
@@ -28,7 +28,7 @@ def check_hosts(
         when = "--from-iteration and --to-iteration have the period, unless ranks come late"
         raise BadInput(HOST, text, f"leave out what begins with @: {when}")
     if netlab and (hosts or late) and (slow := [*links, *paths]):
-        beside = f"--netlab and {late_ranks.FLAG if late else HOST}"
+        beside = f"--netlab and {LATE if late else HOST}"
         allowed = (
             f"it has no place beside {beside}, where ports of hosts have rates, and no link can be "
             "slow"

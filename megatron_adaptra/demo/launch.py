@@ -23,14 +23,13 @@ from megatron_adaptra.launch.failures import reason
 from megatron_adaptra.launch.torchrun import run_ranks
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
+from megatron_adaptra.view.summary import Summary
 
 _WORKER = "megatron_adaptra.demo.worker"
 _LINES_AHEAD = 1000  # of the ranks' output that wait for a slow reader
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
-RESULTS = (
-    "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
-)  # fmt: skip
-_EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
+RESULTS = ("ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html")
+_EXTRA = ("einops", "packaging", "regex", "six")  # what these import
 
 OnLine = Callable[[str], None]
 
@@ -78,7 +77,7 @@ def prepare(options: DemoOptions) -> Path:
 
 def launch(
     options: DemoOptions, out: Path, on_progress: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+) -> Summary:
     """Run all ranks on this machine; return the summary. Raises AdaptraError when a rank failed.
 
     SIGTERM or SIGINT ends the run before its next iteration, with what there is; a second one, or
@@ -119,7 +118,7 @@ def launch(
         with out.joinpath("ranks.log").open(encoding="utf-8", errors="replace") as lines:
             why = reason(lines, status)
         raise AdaptraError(f"{why} (all that the ranks printed: {out / 'ranks.log'})")
-    summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
+    summary: Summary = json.loads(out.joinpath("summary.json").read_text())
     return summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.base.units import size
@@ -11,11 +10,10 @@ from megatron_adaptra.demo.comparison import BUSY, Comparison, Ran, conditions_o
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.view.report import ArmReport
+from megatron_adaptra.view.summary import Machine
 
 
-def of_the_run(
-    options: DemoOptions, interrupted: str, ran: int, machine: Mapping[str, Any]
-) -> list[str]:
+def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machine) -> list[str]:
     """Sentences: whether the run is whole, and whether the machine was busy.
 
     `interrupted`: by which signal, or empty, after `ran` iterations. `machine`: as the summary has

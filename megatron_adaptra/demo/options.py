@@ -19,7 +19,7 @@ from megatron_adaptra.config import (
     load_yaml,
     parse_budget,
 )
-from megatron_adaptra.demo import late_ranks, slow_replicas
+from megatron_adaptra.demo import numbered
 from megatron_adaptra.demo.hosts import HOST, changes, check_hosts, names, port_texts
 from megatron_adaptra.emulate.rules import (
     LinkRule,
@@ -146,13 +146,13 @@ class DemoOptions:
             hosts = f"with --netlab it has to be at most {MOST_HOSTS} ranks, one per host"
             raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
-        slow_replicas.check_slow_replicas(
+        numbered.check_slow_replicas(
             self.slow_replicas, self.data_parallel, self.chunks, self.reroute
         )
         self._check_reroute()
         if not self.op_times:
             shared = self.slow_replicas and self.emulate
-            self.op_times = slow_replicas.op_times(self.world) if shared else 1.0
+            self.op_times = numbered.op_times(self.world) if shared else 1.0
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
         if self.num_layers % positions:
@@ -228,16 +228,16 @@ class DemoOptions:
 
     def _workers(self) -> list[WorkerRule]:
         """Return the rules of the workers that get slow, alone or with their replica."""
-        slow = slow_replicas.parse_slow_replicas(self.slow_replicas, self.data_parallel)
+        slow = numbered.parse_slow_replicas(self.slow_replicas, self.data_parallel)
         return [
             rule
-            for text in (*self.slow_workers, *slow_replicas.slow_workers(slow, self.stages))
+            for text in (*self.slow_workers, *numbered.slow_workers(slow, self.stages))
             for rule in parse_slowness(text, self.stages, self.data_parallel, "--slow-worker")
         ]
 
     def _check_late(self) -> None:
         """Check late ranks, and the ports of hosts, which only a laboratory has."""
-        late = late_ranks.parse_late_ranks(self.late_ranks, self.data_parallel, self.timeout)
+        late = numbered.parse_late_ranks(self.late_ranks, self.data_parallel, self.timeout)
         check_hosts(self.hosts, self.netlab, bool(late), self.slow_links, self.slow_paths)
         _ = self.port_rules  # raises BadInput
 
@@ -382,7 +382,7 @@ class DemoOptions:
     def lateness(self) -> dict[int, float]:
         """The seconds by which data-parallel ranks come late in the slow phase, by rank."""
         given = self.late_ranks if self.emulate else []
-        return late_ranks.parse_late_ranks(given, self.data_parallel, self.timeout)
+        return numbered.parse_late_ranks(given, self.data_parallel, self.timeout)
 
     @property
     def allreduce(self) -> str:

@@ -1,4 +1,4 @@
-"""Results from the ranks' measurements: summary.json, timeline.json, the report, its picture."""
+"""Results from the ranks' measurements: summary.json, timeline.json, the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
+from megatron_adaptra.adapt.shares.remedy import ShareDecision
 from megatron_adaptra.demo.all_reduces import (
     GroupReductions,
     drawn_reduction,
@@ -33,6 +33,7 @@ from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, share_entries
+from megatron_adaptra.ir.conditions import null_if_infinite
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -40,11 +41,28 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.iteration_record import IterationRecord, merge
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
-from megatron_adaptra.view.findings import slow_noun
+from megatron_adaptra.view.findings import key_phase, slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.summary import (
+    Machine,
+    MemoryFigures,
+    PhaseFigures,
+    Replan,
+    Summary,
+    entry,
+)
+
+# Options that the summary has by their own names, in three parts.
+_SHAPE = (
+    "stages", "microbatches", "data_parallel", "num_layers", "hidden_size", "seq_length",
+    "iterations",
+)  # fmt: skip
+_SLOW = (
+    "slow_links", "slow_workers", "slow_paths", "late_ranks", "slow_replicas", "slow_hosts",
+)  # fmt: skip
+_PLANS = ("engine", "reroute", "sync", "policy", "chunks", "recompute")
 
 
 @dataclass
@@ -131,9 +149,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
             planner.evaluate,
         )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
-    summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
-    summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
-    summary["machine"] = machine = _machine(ranks, phases, comparison)
+    machine = _machine(ranks, phases, comparison)
     groups = [group for rank in ranks for group in rank.reductions]
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     predictions = of_predictions(
@@ -141,11 +157,13 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     )
     if options.sync != "full":  # an iteration takes what the slowest replica does, not this one
         predictions = []
-    summary["notes"] = [
-        *why_native(groups, options),
-        *of_the_run(options, run.interrupted, ran, machine),
-        *predictions,
-    ]
+    summary = _summary(
+        options, ranks, run, iteration_ms, phases, arms, comparison,
+        None if comparison is None else _memory(controller, shown, comparison),
+        machine,
+        [*why_native(groups, options), *of_the_run(options, run.interrupted, ran, machine),
+         *predictions],
+    )  # fmt: skip
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
         f"{arm.name} {kind}": pipeline_gantt(timeline)
@@ -155,33 +173,26 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
+    phase = phases[key_phase(phases)]
+    simulated = (
+        drawn_reduction(groups, phase),
+        drawn_shares(run.shares, summary["shares"], phase),
+    )
     report = Report(
-        title=f"A GPT through {pipelines} with a {slow_noun(summary)}",
+        title=f"A GPT through {pipelines} with a {slow_noun(summary['config'])}",
         summary=summary,
         arms=arms,
         phases=phases,
         link_delay_ms=_delays_ms(planner.delays),
-        reduction=drawn_reduction(groups, phases[key_phase(phases)]),
-        shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
+        simulated=[one for one in simulated if one is not None],
     )
     out.joinpath("report.html").write_text(report_html(report))
-    try:
-        from megatron_adaptra.view.png.report import report_png
-
-        report_png(report, out / "report.png")
-    except ImportError:  # matplotlib is an extra
-        print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
     """The phases of a run of which `ran` iterations are over."""
     spans = {name: (a, min(b, ran)) for name, (a, b) in options.phases.items() if a < ran}
     return spans or {"measured": (0, ran)}
-
-
-def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
-    """Return which of `phases` the report is about, by name: `slow`, `measured`, or the first."""
-    return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
 def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
@@ -205,14 +216,13 @@ def _arm_reports(
 ) -> list[ArmReport]:
     """Both arms, each with a measured and the predicted timeline of the plan compared."""
     if comparison is None:
-        return [ArmReport(name, iteration_ms[name]) for name in ("stock", "adaptra")]
+        return [ArmReport(name) for name in ("stock", "adaptra")]
     predicted = {"stock": comparison.stock, "adaptra": comparison.plan.timeline}
     conditions = comparison.plan.conditions
     several = conditions if isinstance(conditions, ReplicaConditions) else None
     return [
         ArmReport(
             name,
-            iteration_ms[name],
             _drawn(shown, replicas, name, iteration_ms[name], comparison),
             predicted[name],
             several,
@@ -223,7 +233,7 @@ def _arm_reports(
 
 def _memory(
     controller: Leader, shown: Sequence[RankResult], comparison: Comparison
-) -> dict[str, Any] | None:
+) -> MemoryFigures | None:
     """Return the activations of each worker under the plan compared, in microbatches and bytes.
 
     None for Megatron's own schedule, where Megatron keeps them itself.
@@ -234,12 +244,17 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    budgets = controller.loop.remedy.replanner.estimator.budgets
+    budgets = controller.loop.remedy.estimator.budgets
     # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
     # under every plan.
     counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]
     each = [memory.per_microbatch for row in counted for _, memory in row]
-    peaks = [memory.peak_bytes for row in counted for i, memory in row if i >= comparison.since]
+    peaks = [
+        memory.peak_bytes
+        for row in counted
+        for i, memory in row
+        if i >= comparison.since and memory.peak_bytes is not None
+    ]
     known = len(each) == len(shown)
     return {
         "budget": [None if math.isinf(budget) else budget for budget in budgets],
@@ -278,7 +293,7 @@ def _machine(
     ranks: Sequence[RankResult],
     phases: Mapping[str, tuple[int, int]],
     comparison: Comparison | None,
-) -> dict[str, Any]:
+) -> Machine:
     """Return the load of rank 0's machine by phase, and in the iterations compared."""
     spans = dict(phases)
     if comparison is not None:
@@ -300,8 +315,11 @@ def _summary(
     phases: Mapping[str, tuple[int, int]],
     arms: Sequence[ArmReport],
     comparison: Comparison | None,
-) -> dict[str, Any]:
-    def of_phase(name: str, span: tuple[int, int]) -> dict[str, float]:
+    memory: MemoryFigures | None,
+    machine: Machine,
+    notes: Sequence[str],
+) -> Summary:
+    def of_phase(name: str, span: tuple[int, int]) -> PhaseFigures:
         values = iteration_ms[name]
         warm = values[max(span[0], WARM_UP) : span[1]]
         return {"iteration_ms": median(warm or values[span[0] : span[1]])}
@@ -335,19 +353,8 @@ def _summary(
         detected = [one["detected"] for one in reduced if one["detected"] >= onset]
     return {
         "config": {
-            "stages": options.stages,
-            "microbatches": options.microbatches,
-            "data_parallel": options.data_parallel,
-            "num_layers": options.num_layers,
-            "hidden_size": options.hidden_size,
-            "seq_length": options.seq_length,
-            "iterations": options.iterations,
-            "slow_links": options.slow_links if options.emulate else [],
-            "slow_workers": options.slow_workers if options.emulate else [],
-            "slow_paths": options.slow_paths if options.emulate else [],
-            "late_ranks": options.late_ranks if options.emulate else [],
-            "slow_replicas": options.slow_replicas if options.emulate else [],
-            "slow_hosts": options.slow_hosts if options.emulate else [],
+            **{name: getattr(options, name) for name in _SHAPE},
+            **{name: getattr(options, name) if options.emulate else [] for name in _SLOW},
             "hosts": options.ports if options.late_ranks else [],
             "emulate_link": options.emulate_link,
             "emulate_worker": options.emulate_worker,
@@ -358,12 +365,7 @@ def _summary(
             "message_bytes": options.message_bytes,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
-            "engine": options.engine,
-            "reroute": options.reroute,
-            "sync": options.sync,
-            "policy": options.policy,
-            "chunks": options.chunks,
-            "recompute": options.recompute,
+            **{name: getattr(options, name) for name in _PLANS},
             "activation_budget": options.activation_budget or "none",
             "precision": options.precision,
             "dropout": options.dropout,
@@ -381,7 +383,11 @@ def _summary(
             for arm in arms
         },
         "workers": run.names,
-        **differences.to_json(),
+        "losses_identical": differences.losses_identical,
+        "parameters_identical": differences.parameters_identical,
+        "losses_difference": null_if_infinite(differences.losses_difference),
+        "parameters_difference": differences.parameters_difference,
+        "equal_to_rounding": differences.equal_to_rounding,
         "interrupted": run.interrupted or None,
         # Ratios of the medians above, and no other statistic.
         "speedup_slow": ratio("slow" if options.emulate else "measured", "stock", "adaptra"),
@@ -395,19 +401,12 @@ def _summary(
             "warmup": list(comparison.plan.schedule.warmup),
             "since_iteration": comparison.since,
         },
-        "replans": [
-            {
-                "iteration": d.iteration,
-                "why": d.why,
-                "warmup_before": d.warmup_before,
-                "warmup_after": d.warmup_after,
-                "predicted_ms": d.predicted_ms,
-                "measured_ms": d.measured_ms,
-            }
-            for d in run.decisions
-        ],
+        "replans": [entry(Replan, decision) for decision in run.decisions],
         "all_reduces": reduced,
         "shares": shares,
         "detected_after_iterations": min(detected) - onset + 1 if detected else None,
         "versions": dict(run.versions),
+        "memory": memory,
+        "machine": machine,
+        "notes": notes,
     }

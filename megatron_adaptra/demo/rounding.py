@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from megatron_adaptra.ir.infinity import null_if_infinite
 from megatron_adaptra.ir.schedule import Schedule
 
 # By precision, the largest relative difference of losses that counts as rounding. Another order of
@@ -72,10 +70,6 @@ class Differences:
         if not ((same and alike) or masked):
             rounding = (reduced or any(map(sums_change, plans))) and largest <= ROUNDING[precision]
         return cls(same, alike, largest, max(apart, default=0.0), rounding)
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys of the summary; null stands for infinity."""
-        return {**asdict(self), "losses_difference": null_if_infinite(self.losses_difference)}
 
 
 def sums_change(schedule: Schedule) -> bool:

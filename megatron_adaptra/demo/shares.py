@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.adapt.shares.remedy import ShareDecision, ShareRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.sim.clock import step_spans
-from megatron_adaptra.view.report import SharedIteration
-from megatron_adaptra.view.shares import shares_gantt
+from megatron_adaptra.view.axis import number
+from megatron_adaptra.view.findings import counts, measured_too
+from megatron_adaptra.view.pipeline import shares_gantt
+from megatron_adaptra.view.report import Simulated
+from megatron_adaptra.view.summary import Shares, entry
 
 _FORWARD = 1 / 3  # of a microbatch, in the picture: a backward takes twice as long
 
@@ -43,38 +45,26 @@ def found_shares(shares: Finds | None) -> list[ShareDecision]:
 
 def share_entries(
     decisions: Sequence[ShareDecision], iteration_ms: Sequence[float], ends: Iterable[int]
-) -> list[dict[str, Any]]:
+) -> list[Shares]:
     """Return the summary's entry for each of `decisions`, in order.
 
     `iteration_ms`: of each iteration that ran. `ends`: of the phases, each the iteration after its
     last: other replicas are slow in the next phase, which a prediction does not cover.
     """
-    found, ends = [], [*ends, len(iteration_ms)]
+    found, ends = list[Shares](), [*ends, len(iteration_ms)]
     for one, until in pairwise([*decisions, None]):
         assert one is not None
         end = min([end for end in ends if end > one.iteration], default=len(iteration_ms))
         end = end if until is None else min(end, until.iteration)
         times = iteration_ms[one.iteration + 1 : end]
-        found.append(
-            {
-                "iteration": one.iteration,
-                "detected": one.detected,
-                "why": one.why,
-                "before": one.before,
-                "after": one.after,
-                "full_ms": one.full_ms,
-                "predicted_ms": one.predicted_ms,
-                "measured_ms": median(times) if times else None,
-                "lower_bound_ms": one.lower_bound_ms,
-                "cheaper": one.cheaper,
-            }
-        )
+        measured = median(times) if times else None
+        found.append(entry(Shares, one, measured_ms=measured))
     return found
 
 
 def drawn_shares(
-    decisions: Sequence[ShareDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
-) -> SharedIteration | None:
+    decisions: Sequence[ShareDecision], shares: Sequence[Shares], phase: tuple[int, int]
+) -> Simulated | None:
     """Return the picture of the change of counts that most iterations of the `phase` ran under.
 
     `shares`: the summary's entry for each of `decisions`, see `share_entries`.
@@ -92,7 +82,7 @@ def drawn_shares(
     return shared_iteration(decisions[at], shares[at]["measured_ms"])
 
 
-def shared_iteration(decision: ShareDecision, measured_ms: float | None) -> SharedIteration:
+def shared_iteration(decision: ShareDecision, measured_ms: float | None) -> Simulated:
     """Return the picture of a `decision`, from the figures that it was made from.
 
     Each microbatch of a replica takes as long as on its pipeline's slowest stage. Time that does
@@ -110,15 +100,19 @@ def shared_iteration(decision: ShareDecision, measured_ms: float | None) -> Shar
     before = _timeline(decision, decision.before, conditions, "before")
     after = _timeline(decision, decision.after, conditions, "after")
     names = [f"{word} {one}" for word in ("before", "after") for one in conditions.all_replicas]
-    return SharedIteration(
-        iteration=decision.iteration,
-        before=decision.before,
-        after=decision.after,
-        gantt=replace(shares_gantt(before, after, conditions), names=tuple(names)),
-        before_ms=1e3 * (_last(decision, decision.before) + pipeline.step_seconds),
-        after_ms=1e3 * (_last(decision, decision.after) + pipeline.step_seconds),
-        measured_ms=measured_ms,
+    gantt = replace(shares_gantt(before, after, conditions), names=tuple(names))
+    both = [
+        f"{counts(each)}: {number(1e3 * (_last(decision, each) + pipeline.step_seconds))} ms"
+        for each in (decision.before, decision.after)
+    ]
+    note = (
+        f"As simulated from what had been measured when counts were chosen for iteration "
+        f"{decision.iteration}: a row per replica, before and after. Each microbatch takes what it "
+        f"takes the slowest stage of the replica; a stripe marks a sample of another replica."
     )
+    title = "One iteration of all replicas, before and after"
+    words = "; then ".join(both) + measured_too(measured_ms)
+    return Simulated(title, note, {words: gantt}, 16)
 
 
 def _last(decision: ShareDecision, counts: Sequence[int]) -> float:

@@ -18,18 +18,17 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.leader import Leader, planner_of
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.adapt.schedules.remedy import planner_of
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.base.errors import AdaptraError, PeerLost
 from megatron_adaptra.base.log import log_line
@@ -38,15 +37,16 @@ from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import Sample, kernel
-from megatron_adaptra.demo.late_ranks import MIN_GAIN
+from megatron_adaptra.demo.numbered import MIN_GAIN
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
-from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
+from megatron_adaptra.demo.results import RankResult, Run, write
 from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded
-from megatron_adaptra.measure.machine_time import MachineTime
+from megatron_adaptra.measure.host_use import MachineTime
 from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.view.findings import key_phase
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw one of them
@@ -148,7 +148,11 @@ class _Demo:
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
         )
-        self.late = self._late_arrival()
+        self.iteration = 0  # the one under way
+        if (seconds := options.lateness.get(self.gpt.data_parallel_rank())) is not None:
+            for arm in self.arms.values():
+                finalize = arm.config.finalize_model_grads_func
+                arm.config.finalize_model_grads_func = self._late(seconds, finalize)
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
@@ -182,17 +186,18 @@ class _Demo:
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
-    def _late_arrival(self) -> Any:
-        """Make this rank late in both arms; return its LateArrival, None for a rank in time."""
-        from megatron_adaptra.adapter.baseline.late_arrival import LateArrival
+    def _late(self, seconds: float, finalize: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an arm's `finalize` of gradients, which are ready and wait before it for `seconds`.
 
-        options = self.options
-        seconds = options.lateness.get(self.gpt.data_parallel_rank())
-        if seconds is None:
-            return None
-        late = LateArrival(seconds, range(options.from_iteration, options.to_iteration))
-        for arm in self.arms.values():
-            arm.config.finalize_model_grads_func = late.before(arm.config.finalize_model_grads_func)
+        They do so in the iterations that the options name, in stock Megatron's arm and ours alike.
+        """
+        iterations = range(self.options.from_iteration, self.options.to_iteration)
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            if self.iteration in iterations:
+                time.sleep(seconds)
+            return finalize(*args, **kwargs)
+
         return late
 
     def run(self) -> None:
@@ -272,8 +277,7 @@ class _Demo:
             self.session.small_collectives.active = name == "adaptra"
         for reduction in self.activation.reductions:
             reduction.active = name == "adaptra"
-        if self.late is not None:
-            self.late.iteration = iteration
+        self.iteration = iteration
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":

@@ -1,4 +1,4 @@
-"""The interface of a device, a GPU or its stand-in on the host: marks, copies, calls."""
+"""The interface of a device, a GPU or its stand-in on the host: marks, and memory of messages."""
 
 from __future__ import annotations
 
@@ -48,28 +48,6 @@ class Memory:
     unpinned: str = ""
 
 
-@dataclass(frozen=True)
-class Copies:
-    """A Copies counts the copies in one direction, their bytes, and the GPU's seconds for them."""
-
-    count: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Calls into the driver: for messages, for marks (anchors are of these), for anything else.
-
-    `marks`: the number of marks.
-    """
-
-    messages: int = 0
-    for_marks: int = 0
-    others: int = 0
-    marks: int = 0
-
-
 class Device(Protocol):
     """A device runs compute. `behind`: after the host launches it, so that marks are read later."""
 
@@ -86,10 +64,6 @@ class Device(Protocol):
 
     def anchor(self) -> None:
         """Tie the GPU's clock to the host's, now; once per iteration."""
-        ...
-
-    def calls(self) -> Calls:
-        """Return the calls into the driver so far."""
         ...
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,23 +14,15 @@ from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.base import Calls, Device, Mark
+from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.pci import in_sysfs
 
 _opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU
 
 
-class Closing(Protocol):
-    """A Closing uses a GPU, and is closed before it."""
-
-    def close(self) -> None:
-        """Release it."""
-        ...
-
-
 class CudaDevice(Device):
-    """A GPU of this process; its `users` are closed before it.
+    """A GPU of this process; `users` close what uses it, and are called before it closes.
 
     Args:
         ordinal: as torch counts.
@@ -46,7 +38,7 @@ class CudaDevice(Device):
         self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
         self.handle = gpu_bindings.open_device(ordinal)
         self.stream = stream or (lambda: int(torch.cuda.current_stream(ordinal).cuda_stream))
-        self.users: set[Closing] = set()
+        self.users: set[Callable[[], None]] = set()
         self._closed = False
         at_exit(self, CudaDevice.close)
 
@@ -76,16 +68,13 @@ class CudaDevice(Device):
         except RuntimeError as error:
             raise DeviceFailed(str(error)) from error
 
-    def calls(self) -> Calls:
-        return Calls(*self.handle.calls(), marks=self.handle.marks())
-
     def close(self) -> None:
         """Wait, for a while, for copies that are under way."""
         if self._closed:
             return
         self._closed = True
-        for user in list(self.users):
-            user.close()
+        for close in list(self.users):
+            close()
         if left := self.handle.close(waits.CLOSE):
             log_line(left)
         _opened.pop((os.getpid(), self.ordinal), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from megatron_adaptra.device.base import Calls, Device, Mark
+from megatron_adaptra.device.base import Device, Mark
 
 
 class HostMark(Mark):
@@ -26,11 +26,7 @@ class HostDevice(Device):
 
     name, behind = "cpu", False
 
-    def __init__(self) -> None:
-        self._marks = 0
-
     def mark(self) -> HostMark:
-        self._marks += 1
         return HostMark()
 
     def marker(self) -> Callable[[], HostMark]:
@@ -38,9 +34,6 @@ class HostDevice(Device):
 
     def anchor(self) -> None:
         """Nothing: there is one clock."""
-
-    def calls(self) -> Calls:
-        return Calls(marks=self._marks)
 
     def close(self) -> None:
         pass

@@ -46,10 +46,6 @@ class Staging:
         """Count the peak from here on."""
         self.pinned.new_peak()
 
-    def set_limit(self, nbytes: int) -> None:
-        """Hold `nbytes` at most, except for messages under way."""
-        self.pinned.set_limit(nbytes)
-
     def prepare(self, nbytes: int, count: int) -> None:
         """Pin `count` blocks of `nbytes` before messages need them; returns at once.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_adaptra.base.errors import BadInput, line_of
 from megatron_adaptra.base.package import how_to_build
-from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
+from megatron_adaptra.doctor.finding import Finding, counted, fail, ok, text_of, warn
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.addresses import ANY, FAMILY, RANGE, VERSION, left_out
 from megatron_adaptra.transport.engine.bindings import Port
@@ -129,21 +129,12 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
 
 def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) -> Finding:
     """Check the port with that `folder` in sysfs; `port`: the same as verbs see it, or None."""
-
-    def text(name: str) -> str:
-        try:
-            return (folder / name).read_text().strip()
-        except OSError:
-            return ""
-
     what = f"port {device}:{folder.name}"
-    state, rate, link = text("state"), text("rate"), text("link_layer")
+    state, rate, link = (text_of(folder / name) for name in ("state", "rate", "link_layer"))
     parts = [part for part in (state.partition(": ")[2].lower() or state, rate, link) if part]
     if port is not None:
         address = f"GID {port.gid_index}, {port.why}" if port.gid_index >= 0 else port.why
         parts.append(address)
-    errors = {name: int(n) for name in _BROKEN if (n := text(f"counters/{name}")).isdecimal()}
-    wrong = {name: count for name, count in errors.items() if count}
     says = ", ".join(parts)
     if port is not None and not port.active:
         remedy = f"rdma link show {device}/{folder.name}; then its cable, its interface, its switch"
@@ -157,10 +148,9 @@ def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) ->
         return warn(what, says, remedy)
     if port is not None and any(_outside(port, rail) for rail in used):
         return warn(what, says, f"export {RANGE}= to the range of its address, or unset it")
-    if wrong:
-        counted = ", ".join(f"{name} {count}" for name, count in wrong.items())
+    if wrong := counted(folder / "counters", _BROKEN):
         remedy = "look at the cable and the switch port; these count since the driver started"
-        return warn(what, f"{says}; {counted}", remedy)
+        return warn(what, f"{says}; {wrong}", remedy)
     return ok(what, says if used or port is None else f"{says}; not used")
 
 

@@ -1,8 +1,10 @@
-"""Findings of the doctor's checks, each one line of its output."""
+"""Findings of the doctor's checks, each one line of its output, and files that the kernel shows."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -54,3 +56,18 @@ def warn(what: str, says: str, remedy: str) -> Finding:
 def fail(what: str, says: str, remedy: str) -> Finding:
     """Return the finding that `what`, as it `says`, prevents a training until the `remedy`."""
     return Finding(Status.FAIL, what, says, remedy)
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a `file`, such as an attribute in sysfs; empty where there is none."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def counted(folder: Path, counters: Iterable[str]) -> str:
+    """Return those of the `counters`, files in a `folder`, that are above 0, with their numbers."""
+    found = ((name, text_of(folder / name)) for name in counters)
+    wrong = [f"{name} {int(text)}" for name, text in found if text.isdecimal() and int(text)]
+    return ", ".join(wrong)

@@ -1,4 +1,7 @@
-"""GPUs: the driver, what is near to each, and variables that decide how work is queued."""
+"""GPUs: the driver, what is near to each, how work is queued, and how messages are staged.
+
+Messages of GPUs are staged in the host's memory: the question is whether it is pinned, and whose.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_adaptra.base.errors import DeviceFailed, line_of
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.pci import Distance, cores_near, nic_of
+from megatron_adaptra.device.pci import Distance, cores_near, in_sysfs, nic_of, node_near
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
-from megatron_adaptra.doctor.staging import staging
+from megatron_adaptra.transport.engine.bindings import new_engine
+from megatron_adaptra.view.axis import size
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _NEAR = {
@@ -19,6 +24,14 @@ _NEAR = {
 }
 _DEVICE_FILES = ("nvidiactl", "dxg")
 _BY_ADDRESS = Path("driver") / "nvidia" / "gpus"  # below /proc
+STAGING = "staging"
+TRIED = 64 << 20  # bytes: of a large message
+_UNLIMITED = "ulimit -l unlimited (containers: --ulimit memlock=-1)"
+# No setting limits the pool alone.
+_POOL = (
+    "the pool has no size of its own: what the plan's messages take, within "
+    "--adaptra-activation-budget where that is in bytes"
+)
 
 
 def gpus(root: Path = Path("/")) -> Iterator[Finding]:
@@ -73,3 +86,44 @@ def _queues() -> Finding:
     if not value.isdecimal() or not 1 <= int(value) <= 32:
         return warn(QUEUES, f"{value!r} is no number from 1 to 32", f"export {QUEUES}=1")
     return ok(QUEUES, value)
+
+
+def staging() -> Iterator[Finding]:
+    """Check how the first GPU's driver pins as much memory as a large message takes."""
+    if gpu_bindings.missing():
+        yield ok(STAGING, "none in force: without a GPU messages leave from where they are")
+        return
+    try:
+        copied, unpinned, far = _tried()
+    except (DeviceFailed, RuntimeError) as error:
+        remedy = "nvidia-smi says whether another process has the GPU for itself"
+        yield warn(STAGING, f"not tried, for the GPU cannot be opened: {line_of(error)}", remedy)
+        return
+    tried = f"{size(TRIED)} tried"
+    if unpinned:
+        says = f"not pinned, so that copies take longer: {line_of(unpinned)} ({tried})"
+        yield warn(STAGING, says, _UNLIMITED)
+    elif copied:
+        says = "pinned, but memory of the driver, from where the engine copies once more: "
+        yield warn(STAGING, f"{says}{line_of(copied)} ({tried}); {_POOL}", _UNLIMITED)
+    elif far:
+        says = f"pinned, memory of the engine, but not on the GPU's NUMA node: {far} ({tried}); "
+        yield warn(STAGING, f"{says}{_POOL}", "containers: --cap-add SYS_NICE")
+    else:
+        yield ok(STAGING, f"pinned, memory of the engine ({tried}); {_POOL}")
+
+
+def _tried() -> tuple[str, str, str]:
+    """Return three faults: copied once more, not pinned, not near the GPU; empty for none."""
+    device = gpu_bindings.open_device(0)
+    engine = new_engine(1 << 20, 1 << 20, 5.0)
+    pinned = gpu_bindings.new_pinned(device, engine, TRIED)
+    try:
+        node = node_near(in_sysfs(device.pci()))
+        far = "" if node is None else engine.prefer_node(node)
+        unpinned = pinned.reserve(TRIED, 1)
+        return pinned.copied(), unpinned, far
+    finally:
+        pinned.close(device)
+        device.close(5.0)
+        engine.close("the doctor has seen it")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
-from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
+from megatron_adaptra.doctor.finding import Finding, counted, fail, ok, text_of, warn
 from megatron_adaptra.transport.address import (
     address_of,
     chosen_by_nccl,
@@ -20,6 +20,7 @@ from megatron_adaptra.transport.address import (
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo"
 _NODES = ("NNODES", "PET_NNODES", "SLURM_NNODES")
+_COUNTERS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors")
 _UP = 0x1  # of an interface's flags
 _WORKS = ("", "up", "unknown")  # states of interfaces that work, virtual ones too
 
@@ -108,32 +109,20 @@ def _one_host(master: str) -> bool:
 
 def _interface(folder: Path) -> Finding:
     """Check an interface by its `folder` in sysfs."""
-
-    def text(name: str) -> str:
-        try:
-            return (folder / name).read_text().strip()
-        except OSError:  # a virtual one has no speed
-            return ""
-
-    name, state, speed = folder.name, text("operstate"), text("speed")
+    name, state = folder.name, text_of(folder / "operstate")
+    speed = text_of(folder / "speed")  # a virtual one has none
     parts = [state or "of unknown state"]
     if speed.isdecimal():
         parts.append(f"{int(speed) / 1000:g} Gbit/s")
-    parts.append(f"MTU {text('mtu')}")
-    wrong = {
-        counter: int(count)
-        for counter in ("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors")
-        if (count := text(f"statistics/{counter}")).isdecimal() and int(count)
-    }
+    parts.append(f"MTU {text_of(folder / 'mtu')}")
     what, says = f"interface {name}", ", ".join(parts)
     if state not in _WORKS:
-        on = text("flags")
+        on = text_of(folder / "flags")
         if on and int(on, 16) & _UP:
             return warn(what, f"{says}: it has no carrier", "look at its cable, or its other end")
         return warn(what, f"{says}: it carries nothing", f"ip link set {name} up, if it is needed")
     if (address := address_of(name)) and (near := _near(address)):
         return warn(what, f"{says}; {near} {address}", f"ip address add <address> dev {name}")
-    if wrong:
-        counted = ", ".join(f"{counter} {count}" for counter, count in wrong.items())
-        return warn(what, f"{says}; {counted} since it came up", f"ethtool -S {name}")
+    if wrong := counted(folder / "statistics", _COUNTERS):
+        return warn(what, f"{says}; {wrong} since it came up", f"ethtool -S {name}")
     return ok(what, says)

@@ -150,10 +150,7 @@ def parse_rules(
 
     `text`: the rule. `stages`, `field`, `anywhere`, `replicas`: see `parse_link`. Raises BadInput.
     """
-    match = _RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
-    if match is None:
-        raise BadInput(field, text, SYNTAX)
-    link, what, first, unit, end = match.groups()
+    link, what, begin, stop, timed = parts_of(_RULE, text, field, SYNTAX)
     delay, *options = what.split(",")
     values: dict[str, float] = {}
     parsers = {"jitter": parse_seconds, "bandwidth": parse_rate, "loss": parse_share}
@@ -165,7 +162,6 @@ def parse_rules(
         if key == "bandwidth" and values[key] < 1:
             raise BadInput(f"{field} {key}", value, "it has to be a rate above 0, of at least 1B/s")
     seconds = parse_seconds(delay, field)
-    begin, stop, timed = parse_period(first, unit, end, (field, text, SYNTAX))
     return [
         LinkRule(source, target, seconds, begin, stop, timed=timed, **values)
         for source, target in parse_link(link, stages, field, anywhere, replicas)
@@ -177,29 +173,27 @@ def parse_port_rules(text: str, hosts: int, field: str) -> list[PortRule]:
 
     `text`: the rule, for so many `hosts`. `field`: for errors. Raises BadInput.
     """
-    match = _PORT_RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
-    if match is None:
-        raise BadInput(field, text, PORT_SYNTAX)
-    host, what, first, unit, end = match.groups()
+    host, what, begin, stop, timed = parts_of(_PORT_RULE, text, field, PORT_SYNTAX)
     if host != "all" and int(host) >= hosts:
         raise BadInput(field, text, f"no such host; the hosts are 0 to {hosts - 1}")
     rate = parse_rate(what, field)
     if not 1 <= rate < math.inf:
         raise BadInput(field, text, "it has to be a rate above 0, of at least 1B/s")
-    begin, stop, timed = parse_period(first, unit, end, (field, text, PORT_SYNTAX))
     numbers = range(hosts) if host == "all" else [int(host)]
     return [PortRule(number, rate, begin, stop, timed) for number in numbers]
 
 
-def parse_period(
-    first: str | None, unit: str, end: str | None, of: tuple[str, str, str]
-) -> tuple[float, float, bool]:
-    """Return FROM and TO of a rule's `@FROM..TO`, and whether they are seconds.
+def parts_of(
+    pattern: re.Pattern[str], text: str, field: str, syntax: str
+) -> tuple[str, str, float, float, bool]:
+    """Return the parts of the rule `text`: two texts, FROM and TO, and whether these are seconds.
 
-    `first`, `unit`, `end`: what PERIOD has matched. `of`: the field, the text and the syntax, for
-    errors. Raises BadInput.
+    `pattern`: of two groups and PERIOD. `field`, `syntax`: for errors. Raises BadInput.
     """
-    field, text, syntax = of
+    match = pattern.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
+    if match is None:
+        raise BadInput(field, text, syntax)
+    what, how, first, unit, end = match.groups()
     timed = bool(unit)
     try:
         begin, stop = float(first or 0), float(end or math.inf)
@@ -209,4 +203,4 @@ def parse_period(
         raise BadInput(field, text, f"it ends before it begins; {syntax}")
     if not timed and begin % 1:
         raise BadInput(field, text, "an iteration is a whole number; seconds end with s")
-    return begin, stop, timed
+    return what, how, begin, stop, timed

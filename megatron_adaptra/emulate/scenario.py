@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from megatron_adaptra.base.errors import BadInput, as_text
 from megatron_adaptra.config import load_yaml, refuse_unknown
 from megatron_adaptra.emulate.rules import FIELD, LinkRule, parse_rules
 
-_LISTS = ("links", "workers")  # that a scenario may have
-_KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")
+# By the lists that a scenario may have. The first two of an entry's keys are needed; from the fifth
+# on they are options of the rule.
+_KEYS = {
+    "links": ("link", "delay", "from", "to", "jitter", "bandwidth", "loss"),
+    "workers": ("worker", "times", "from", "to"),
+}
 
 
 def load_rules(
@@ -33,7 +36,7 @@ def load_rules(
     iterations.
     """
     out = []
-    for text, field in _expand(rules, flag):
+    for text, field in texts_of(rules, flag):
         for rule in parse_rules(text, stages, field, anywhere=network, replicas=replicas):
             if not network and (rule.loss or rule.timed):
                 raise BadInput(field, text, "loss and seconds need a network: see adaptra netlab")
@@ -43,7 +46,7 @@ def load_rules(
 
 def check_rules(rules: Sequence[str]) -> None:
     """Raise BadInput for the first of `rules` that suits no job, of any size."""
-    for text, field in _expand(rules, FIELD):
+    for text, field in texts_of(rules, FIELD):
         # Only a path names replicas; a link of stages would become as many rules.
         replicas = _ends(text) if "." in text.partition(":")[0] else 1
         load_rules([text], _ends(text), flag=field, replicas=replicas)
@@ -51,7 +54,7 @@ def check_rules(rules: Sequence[str]) -> None:
 
 def hosts_in(rules: Sequence[str]) -> int:
     """Return how many hosts the links of `rules` need."""
-    return max((_ends(text) for text, _ in _expand(rules, "")), default=1)
+    return max((_ends(text) for text, _ in texts_of(rules, "")), default=1)
 
 
 def _ends(text: str) -> int:
@@ -60,44 +63,37 @@ def _ends(text: str) -> int:
     return 1 + max(map(int, numbers), default=0)
 
 
-def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    """Return the rules' texts, each with its name in errors."""
+def texts_of(rules: Sequence[str], flag: str, of: str = "links") -> list[tuple[str, str]]:
+    """Return the texts of `rules`, each with its name in errors, which is `flag` outside of files.
+
+    `of`: the list to read in a file, links or workers. Raises BadInput, BadFile.
+    """
     out = []
     for rule in rules:
         if rule.endswith((".yaml", ".yml")):
-            out += [(text, rule) for text in _scenario(Path(rule))]
+            out += [(text, rule) for text in _scenario(Path(rule), of)]
         else:
             out.append((rule, flag))
     return out
 
 
-def entries_of(path: Path, of: str, keys: Sequence[str], needed: Sequence[str]) -> list[Any]:
-    """Read the list called `of` in the scenario at `path`: mappings from keys to texts.
-
-    Each has the `needed` ones of `keys`, and no others. Raises BadInput, BadFile.
-    """
-    data = load_yaml(path)
-    refuse_unknown(data, _LISTS, str(path))
-    entries, both = data.get(of), " and ".join(f"a {key}" for key in needed)
+def _scenario(path: Path, of: str) -> list[str]:
+    """Return the rules of the list called `of`, as texts."""
+    data, keys = load_yaml(path), _KEYS[of]
+    refuse_unknown(data, tuple(_KEYS), str(path))
+    name, value, _, _, *options = keys
+    entries, both = data.get(of), f"a {name} and a {value}"
     if not isinstance(entries, list) or not entries:
         allowed = f"it has to be a list of at least one, each with {both}"
         raise BadInput(f"{of} in {path}", entries, allowed)
+    texts = []
     for entry in entries:
         if isinstance(entry, dict):
             refuse_unknown(entry, keys, str(path))
-        if not isinstance(entry, dict) or not set(needed) <= entry.keys():
+        if not isinstance(entry, dict) or not {name, value} <= entry.keys():
             raise BadInput(f"{of} in {path}", entry, f"each has to have {both}")
-    return [
-        {key: as_text(value) for key, value in entry.items() if value is not None}
-        for entry in entries
-    ]
-
-
-def _scenario(path: Path) -> list[str]:
-    texts = []
-    for given in entries_of(path, "links", _KEYS, ("link", "delay")):
-        text = f"{given.get('link')}:{given.get('delay')}"
-        for key in ("jitter", "bandwidth", "loss"):
-            text += f",{key}={given[key]}" if key in given else ""
-        texts.append(f"{text}@{given.get('from', 0)}..{given.get('to', '')}")
+        given = {key: as_text(text) for key, text in entry.items() if text is not None}
+        extra = "".join(f",{key}={given[key]}" for key in options if key in given)
+        period = f"{given.get('from', 0)}..{given.get('to', '')}"
+        texts.append(f"{given.get(name)}:{given.get(value)}{extra}@{period}")
     return texts

@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.emulate.rules import LONGEST_RULE, PERIOD, Rule, parse_period
-from megatron_adaptra.emulate.scenario import entries_of
+from megatron_adaptra.emulate.rules import PERIOD, Rule, parts_of
+from megatron_adaptra.emulate.scenario import texts_of
 
 FIELD = "--adaptra-emulate-worker"  # where rules come from in a training
 SYNTAX = (
@@ -24,7 +23,6 @@ MOST_TIMES = 1000  # as long: above, a training stands still
 _WORKER = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
 _TIMES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)x", re.ASCII)
 _RULE = re.compile(rf"([^:@]+):([^:@]+){PERIOD}", re.ASCII)
-_KEYS = ("worker", "times", "from", "to")
 
 
 @dataclass(frozen=True)
@@ -44,27 +42,22 @@ def parse_slowness(text: str, stages: int, replicas: int, field: str = FIELD) ->
     `text`: the rules, for so many `replicas` of so many `stages`. `field`: for errors. Raises
     BadInput.
     """
-    return [_worker_rule(one, stages, replicas, field) for one in text.split(",")]
-
-
-def _worker_rule(text: str, stages: int, replicas: int, field: str) -> WorkerRule:
-    match = _RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
-    if match is None:
-        raise BadInput(field, text, SYNTAX)
-    name, times, first, unit, end = match.groups()
-    worker, factor = _WORKER.fullmatch(name), _TIMES.fullmatch(times)
-    if worker is None or factor is None:
-        raise BadInput(field, text, SYNTAX)
-    replica, stage = int(worker[1]), int(worker[2])
-    if replica >= replicas or stage >= stages:
-        last = f"{replicas - 1}.{stages - 1}"
-        raise BadInput(field, text, f"no such worker; they are 0.0 to {last}, replica.stage")
-    if not 1 <= float(factor[1]) <= MOST_TIMES:
-        raise BadInput(field, text, f"it has to take from 1x to {MOST_TIMES}x as long")
-    begin, stop, timed = parse_period(first, unit, end, (field, text, SYNTAX))
-    if timed:
-        raise BadInput(field, text, f"its period has to be iterations; {SYNTAX}")
-    return WorkerRule(replica * stages + stage, float(factor[1]), begin, stop)
+    slow = []
+    for one in text.split(","):
+        name, times, begin, stop, timed = parts_of(_RULE, one, field, SYNTAX)
+        worker, factor = _WORKER.fullmatch(name), _TIMES.fullmatch(times)
+        if worker is None or factor is None:
+            raise BadInput(field, one, SYNTAX)
+        replica, stage = int(worker[1]), int(worker[2])
+        if replica >= replicas or stage >= stages:
+            last = f"{replicas - 1}.{stages - 1}"
+            raise BadInput(field, one, f"no such worker; they are 0.0 to {last}, replica.stage")
+        if not 1 <= float(factor[1]) <= MOST_TIMES:
+            raise BadInput(field, one, f"it has to take from 1x to {MOST_TIMES}x as long")
+        if timed:
+            raise BadInput(field, one, f"its period has to be iterations; {SYNTAX}")
+        slow.append(WorkerRule(replica * stages + stage, float(factor[1]), begin, stop))
+    return slow
 
 
 def load_slowness(
@@ -76,7 +69,7 @@ def load_slowness(
     """
     return [
         rule
-        for text, field in _expand(rules, flag)
+        for text, field in texts_of(rules, flag, "workers")
         for rule in parse_slowness(text, stages, replicas, field)
     ]
 
@@ -97,16 +90,3 @@ def why_no_slowness(device: bool) -> str:
             "others: leave it out, or train on the CPU"
         )
     return ""
-
-
-def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    """Return the rules' texts, each with its name in errors."""
-    out = []
-    for rule in rules:
-        if not rule.endswith((".yaml", ".yml")):
-            out.append((rule, flag))
-            continue
-        for entry in entries_of(Path(rule), "workers", _KEYS, ("worker", "times")):
-            text = f"{entry.get('worker')}:{entry.get('times')}"
-            out.append((f"{text}@{entry.get('from', 0)}..{entry.get('to', '')}", rule))
-    return out

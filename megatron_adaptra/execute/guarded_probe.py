@@ -10,13 +10,13 @@ from megatron_adaptra.measure.probe import Probe
 
 
 class GuardedProbe:
-    """The methods of a Probe of `stage` with a `clock`, called through a `guard`.
+    """The methods of a Probe of `worker` with a `clock`, called through a `guard`.
 
     They do nothing and return None once something has failed, here or elsewhere.
     """
 
-    def __init__(self, guard: Guard, stage: int, clock: Device) -> None:
-        self._probe = probe = guard.call(Probe, stage, clock)
+    def __init__(self, guard: Guard, worker: int, clock: Device) -> None:
+        self._probe = probe = guard.call(Probe, worker, clock)
         self.begin = guard.method(probe, Probe.begin)
         self.op_begins = guard.method(probe, Probe.op_begins)
         self.op_ends = guard.method(probe, Probe.op_ends)

@@ -11,10 +11,9 @@ import torch
 from megatron_adaptra.base.errors import PeerLost, ScheduleError
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.program import Exchange, Neighbours, UnusedPosts
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.ir.unused_posts import UnusedPosts
 from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 

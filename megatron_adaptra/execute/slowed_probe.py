@@ -12,12 +12,12 @@ from megatron_adaptra.ir.op import Op
 class SlowedProbe(GuardedProbe):
     """A probe of a slow worker: each op ends when its `emulator` has waited.
 
-    `guard`, `stage`, `clock`: see GuardedProbe. The waits do not go through the guard: a worker is
+    `guard`, `worker`, `clock`: see GuardedProbe. The waits do not go through the guard: a worker is
     as slow when nothing adapts any more.
     """
 
-    def __init__(self, guard: Guard, stage: int, clock: Device, emulator: WorkerEmulator) -> None:
-        super().__init__(guard, stage, clock)
+    def __init__(self, guard: Guard, worker: int, clock: Device, emulator: WorkerEmulator) -> None:
+        super().__init__(guard, worker, clock)
         measured_begin, measured_end = self.op_begins, self.op_ends
         since = 0.0
 

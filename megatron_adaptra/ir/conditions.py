@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from megatron_adaptra.base.errors import BadInput, reading
-from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.ir.op import Kind
 
 
@@ -24,6 +23,11 @@ class LinkState(NamedTuple):
 
 
 HEALTHY = LinkState()
+OP_COSTS = ("forward", "backward_input", "backward_weight", "backward", "recomputation")
+# Fields that older files do not have.
+_LATER: Mapping[str, Any] = {
+    "step_sync": (), "backward": (), "recomputation": (), "core_share": (), "ports": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ class Conditions:
                 raise BadInput(name, getattr(self, name), "at least 1")
         if not self.activation_budget:
             object.__setattr__(self, "activation_budget", (math.inf,) * stages)
-        measured = [name for name in ("backward", "recomputation") if getattr(self, name)]
-        costs = ["forward", "backward_input", "backward_weight", *measured]
+        costs = [name for name in OP_COSTS if getattr(self, name) or name in OP_COSTS[:3]]
         for name in (*costs, "activation_budget"):
             values = getattr(self, name)
             if len(values) != stages:
@@ -207,36 +210,30 @@ class Conditions:
         """The same job with no slow link."""
         return replace(self, links={}, ports={})
 
+    def scaled(self, times: Sequence[float]) -> Conditions:
+        """Return the same job with ops that take longer: `times[stage]` times as long."""
+        costs: dict[str, Any] = {
+            name: tuple(x * t for x, t in zip(seconds, times, strict=True))
+            for name in OP_COSTS
+            if (seconds := getattr(self, name))
+        }
+        return replace(self, **costs)
+
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump; null stands for infinity."""
-        return {
-            "microbatches": self.microbatches,
-            "forward": list(self.forward),
-            "backward_input": list(self.backward_input),
-            "backward_weight": list(self.backward_weight),
-            "links": {
-                f"{a}>{b}": {
-                    "delay": link.delay,
-                    "bandwidth": null_if_infinite(link.bandwidth),
-                    "jitter": link.jitter,
-                }
-                for (a, b), link in sorted(self.links.items())
-            },
-            "message_bytes": self.message_bytes,
-            "activation_budget": [null_if_infinite(b) for b in self.activation_budget],
-            "step_seconds": self.step_seconds,
-            "step_sync": list(self.step_sync),
-            "cores": self.cores,
-            "chunks": self.chunks,
-            "split": self.split,
-            "recompute": self.recompute,
-            "backward": list(self.backward),
-            "recomputation": list(self.recomputation),
-            "core_share": list(self.core_share),
-            "ports": {
-                str(stage): null_if_infinite(rate) for stage, rate in sorted(self.ports.items())
-            },
+        plain = {name: getattr(self, name) for name in _FIELDS}
+        lists = {name: list(each) for name, each in plain.items() if isinstance(each, tuple)}
+        links = {
+            f"{a}>{b}": {
+                "delay": link.delay,
+                "bandwidth": null_if_infinite(link.bandwidth),
+                "jitter": link.jitter,
+            }
+            for (a, b), link in sorted(self.links.items())
         }
+        ports = {str(stage): null_if_infinite(rate) for stage, rate in sorted(self.ports.items())}
+        budget = [null_if_infinite(each) for each in self.activation_budget]
+        return plain | lists | {"links": links, "ports": ports, "activation_budget": budget}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conditions:
@@ -248,28 +245,25 @@ class Conditions:
                 links[int(source), int(target)] = LinkState(
                     link["delay"], infinite_if_null(link["bandwidth"]), link["jitter"]
                 )
-            return cls(
-                microbatches=data["microbatches"],
-                forward=tuple(data["forward"]),
-                backward_input=tuple(data["backward_input"]),
-                backward_weight=tuple(data["backward_weight"]),
-                links=links,
-                message_bytes=data["message_bytes"],
-                activation_budget=tuple(infinite_if_null(b) for b in data["activation_budget"]),
-                step_seconds=data["step_seconds"],
-                step_sync=tuple(data.get("step_sync", ())),
-                cores=data["cores"],
-                chunks=data["chunks"],
-                split=data["split"],
-                recompute=data["recompute"],
-                backward=tuple(data.get("backward", ())),
-                recomputation=tuple(data.get("recomputation", ())),
-                core_share=tuple(data.get("core_share", ())),
-                ports={
-                    int(stage): infinite_if_null(rate)
-                    for stage, rate in data.get("ports", {}).items()
-                },
-            )
+            values = {name: {**_LATER, **data}[name] for name in _FIELDS}
+            lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
+            budget = tuple(infinite_if_null(each) for each in values["activation_budget"])
+            ports = {int(s): infinite_if_null(rate) for s, rate in values["ports"].items()}
+            read = {"links": links, "ports": ports, "activation_budget": budget}
+            return cls(**values | lists | read)
+
+
+_FIELDS = tuple(each.name for each in fields(Conditions))
+
+
+def null_if_infinite(value: float) -> float | None:
+    """Return the `value` as JSON holds it: None for infinity."""
+    return None if math.isinf(value) else value
+
+
+def infinite_if_null(value: float | None) -> float:
+    """Return the `value` read from JSON: infinity for None."""
+    return math.inf if value is None else value
 
 
 def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, int], LinkState]:

@@ -1,4 +1,4 @@
-"""How many receives to keep posted on each link.
+"""The traffic of a schedule, and how many receives to keep posted on each link.
 
 A transport of the rendezvous kind moves a message only once its receive has been posted. With too
 few posted a deeper warmup gains nothing, and a send that waits for its receive can hang a pipeline.
@@ -9,14 +9,66 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from megatron_adaptra.ir.deps import Token
+from megatron_adaptra.ir.deps import (
+    Token,
+    consumer,
+    maker,
+    makes,
+    needs,
+    recomputed_of,
+    remote_need,
+)
+from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.ir.traffic import Flow, Work
+from megatron_adaptra.ir.schedule import Line, Schedule
 
 Link = tuple[int, int]
+Flow = tuple[int, int, str]  # source, target, kind of token: two workers may exchange both kinds
 _NEVER = -1
+
+
+class Work(NamedTuple):
+    """One op of a schedule, with its tokens.
+
+    Args:
+        op: one that computes.
+        needs: the tokens that it waits for.
+        used: the flow that brings one of these from another worker, if any does.
+        came: the token that `used` brings, if any.
+        made: the token that it makes, if any.
+        sent: the flow that takes `made` to another worker, if any does.
+    """
+
+    op: Op
+    needs: list[Token]
+    used: Flow | None
+    came: Token | None
+    made: Token | None
+    sent: Flow | None
+
+
 Traffic = Sequence[Sequence[Work]]  # per worker
+
+
+def works_of(line: Line, worker: int, routes: Routes) -> list[Work]:
+    """The ops of the `line` of one `worker`, with their tokens as the `routes` have them."""
+    recomputed = recomputed_of(line)
+    works = []
+    for op in line:
+        came, made = remote_need(op, worker, routes), makes(op, worker, routes)
+        used = None if came is None else (maker(came, routes), worker, came.kind)
+        to = None if made is None else consumer(made, routes)
+        sent = None if to is None or made is None else (worker, to, made.kind)
+        needed = needs(op, worker, routes, op[1:] in recomputed)
+        works.append(Work(op, needed, used, came, made, sent))
+    return works
+
+
+def traffic_of(schedule: Schedule) -> list[list[Work]]:
+    """`works_of` every worker of a `schedule`."""
+    return [works_of(line, worker, schedule.routes) for worker, line in enumerate(schedule.order)]
 
 
 def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:

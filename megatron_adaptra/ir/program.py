@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
+from typing import NamedTuple
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.ir.deps import ACTIVATION
+from megatron_adaptra.ir.deps import ACTIVATION, carried, maker
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.posting import Link, links_of, receives_ahead
+from megatron_adaptra.ir.posting import Flow, Link, Work, links_of, receives_ahead, traffic_of
 from megatron_adaptra.ir.routes import Routes, routes_of
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,77 @@ def lower_line(works: Sequence[Work], depths: Mapping[Link, int]) -> Line:
             kind = Kind.SEND_F if work.sent[2] == ACTIVATION else Kind.SEND_B
             out.append(work.op._replace(kind=kind))
     return tuple(out)
+
+
+class Exchange(NamedTuple):
+    """One message of a worker: the output of `made`, F or B, which `peer` gets or has made."""
+
+    made: Op
+    peer: int
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of a `worker`, microbatch by microbatch, as the `routes` have them.
+
+    In a single pipeline they are the stages before and after it; with chunks the last stage and the
+    first are neighbours, too.
+    """
+
+    worker: int
+    routes: Routes
+
+    @property
+    def stage(self) -> int:
+        """The stage of the worker."""
+        return self.worker % self.stages
+
+    @property
+    def stages(self) -> int:
+        """The number of stages of each replica."""
+        return self.routes.stages
+
+    def exchange(self, op: Op) -> Exchange:
+        """The message that `op`, a send or a post, moves. Both ends name the same `made`."""
+        token = carried(op, self.worker, self.routes)
+        assert token is not None
+        kind, _, microbatch, home = token
+        chunk = token.position // self.stages
+        made = Op(Kind.F if kind == ACTIVATION else Kind.B, microbatch, chunk, home)
+        if op.kind in (Kind.POST_F, Kind.POST_B):
+            return Exchange(made, maker(token, self.routes))
+        position = token.position + (1 if op.kind is Kind.SEND_F else -1)
+        return Exchange(made, self.routes.worker(position, microbatch, home))
+
+
+class UnusedPosts(NamedTuple):
+    """How a worker clears its links of an iteration that got no further than its first posts.
+
+    `to_send`: sends of anything, for receives that stand posted at the neighbours; then
+    `to_discard`: its own posts, whose messages are forgotten.
+    """
+
+    to_send: tuple[Op, ...]
+    to_discard: tuple[Op, ...]
+
+
+def first_posts(program: Program, worker: int) -> tuple[Op, ...]:
+    """The receives that `worker` posts before anything else."""
+    posts = (Kind.POST_F, Kind.POST_B)
+    return tuple(takewhile(lambda op: op.kind in posts, program.order[worker]))
+
+
+def unused_posts(program: Program, worker: int) -> UnusedPosts:
+    """Return how `worker` clears away the receives that all workers post first.
+
+    Both ends of a link derive it from the program, without a message.
+    """
+    routes, sends = program.routes, []
+    for other in range(routes.workers):
+        for op in first_posts(program, other) if other != worker else ():
+            token = carried(op, other, routes)
+            if token is not None and maker(token, routes) == worker:
+                kind = Kind.SEND_F if token.kind == ACTIVATION else Kind.SEND_B
+                chunk = token.position // routes.stages
+                sends.append(Op(kind, token.microbatch, chunk, token.home))
+    return UnusedPosts(tuple(sends), first_posts(program, worker))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from megatron_adaptra.base.errors import BadInput, reading
-from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
+from megatron_adaptra.ir.conditions import Conditions, LinkState, infinite_if_null, null_if_infinite
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.routes import parse_worker, worker_name
 
@@ -18,7 +18,7 @@ from megatron_adaptra.ir.routes import parse_worker, worker_name
 class ReplicaConditions:
     """A ReplicaConditions describes a job whose replicas may run each other's microbatches.
 
-    Workers are numbered as in `ir.routes`. It meets `ir.costs.Costs`.
+    Workers are numbered as in `ir.routes`.
 
     Args:
         pipeline: conditions of each replica, where nothing else is known of a worker; with one
@@ -183,6 +183,21 @@ class ReplicaConditions:
         """Return the seconds for which one message keeps the port of `worker` busy."""
         of_stage = self.pipeline.ports.get(worker % self.stages, math.inf)
         return self.message_bytes / self.ports.get(worker, of_stage)
+
+    def chain(self, workers: Sequence[int]) -> Conditions:
+        """Return the conditions of the pipeline of such `workers`, by stage, none of them dead.
+
+        It has its even share of the cores.
+        """
+        links: dict[tuple[int, int], LinkState] = {}
+        for s, (a, b) in enumerate(pairwise(workers)):
+            links[s, s + 1], links[s + 1, s] = self.link(a, b), self.link(b, a)
+        return replace(
+            self.pipeline.scaled([self.slow.get(worker, 1.0) for worker in workers]),
+            links=links,
+            activation_budget=tuple(self.activation_budget[worker] for worker in workers),
+            core_share=tuple(map(self.on_core, workers)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump; null stands for infinity."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.user_files import parse_json
-from megatron_adaptra.ir.in_flight import peak_in_flight
+from megatron_adaptra.ir.deps import recomputed_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes, routes_of, worker_name
 
@@ -19,6 +19,14 @@ Line = tuple[Op, ...]
 STOCK = "stock"  # the policy of a schedule that Megatron runs itself, over its own messages
 _HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops, of one replica
 _REPLICAS = "replicas"  # comes first, where there are several
+INPUT_HALF = 0.5  # share of a microbatch's activations that the input-gradient half gives back
+RECOMPUTED_SHARE = 0.05  # what a microbatch that is recomputed holds until its R: its input
+_CHANGE = {
+    Kind.R: 1.0 - RECOMPUTED_SHARE,
+    Kind.B: -1.0,
+    Kind.I: -INPUT_HALF,
+    Kind.W: INPUT_HALF - 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,30 @@ def _names(workers: int, replicas: object) -> list[str]:
     if replicas == 1:
         return [str(stage) for stage in range(workers)]
     return [worker_name(worker, workers // replicas) for worker in range(workers)]
+
+
+def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
+    """Return the activations that one stage holds after each op of `line`, in microbatches.
+
+    A microbatch counts 1 on the whole stage; each of several `chunks` has an equal share of that.
+    """
+    recomputed = recomputed_of(line)
+    held, out = 0.0, []
+    for op in line:
+        if op.kind is Kind.F:
+            held += RECOMPUTED_SHARE if op[1:] in recomputed else 1.0
+        else:
+            held += _CHANGE.get(op.kind, 0.0)
+        out.append(round(held / chunks, 9))
+    return out
+
+
+def peak_in_flight(line: Sequence[Op], chunks: int = 1) -> float:
+    """The most activations held at once by one stage that runs `line`, in microbatches.
+
+    `chunks`: how many the stage has.
+    """
+    return max(in_flight(line, chunks), default=0.0)
 
 
 def warmup_of(line: Sequence[Op]) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from megatron_adaptra.base.errors import reading
-from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.schedule import peak_in_flight
 
 
 class Span(NamedTuple):

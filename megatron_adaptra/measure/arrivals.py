@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megatron_adaptra.measure.middle import Floats, medians
+from megatron_adaptra.measure.statistics import Floats, medians
 
 Pair = tuple[int, int]  # source and target of a message
 Seen = Mapping[int, Mapping[int, float]]  # by receiver and source, seconds after its own arrival

@@ -11,12 +11,17 @@ import math
 from collections import deque
 from statistics import median
 
-from megatron_adaptra.measure.middle import middle_of
+from megatron_adaptra.measure.statistics import middle_of
 
 LAMBDA, LIMIT = 0.3, 4.7
 BASELINE = 4  # samples from which the first level is learned, ...
 CALM = 100  # ... and how many refine it: with only 20, false alarms are five times as many
 RELATIVE, ABSOLUTE = 0.10, 0.20  # material: 10 % of the level and 20 % of a stage's time
+
+
+def apart(one: float, other: float, times: float = 1 + RELATIVE) -> bool:
+    """Return whether one factor is at least so many `times` the other: `one` or `other`."""
+    return not 1 / times < one / other < times
 
 
 class DelayChart:

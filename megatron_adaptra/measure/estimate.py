@@ -1,4 +1,4 @@
-"""The estimator of one pipeline: from its stages' reports to Conditions, a plan's input."""
+"""The estimator of one pipeline: from its workers' reports to Conditions, a plan's input."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from megatron_adaptra.base.units import size
 from megatron_adaptra.config import UNLIMITED, Budget
-from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
+from megatron_adaptra.ir.conditions import Conditions, infinite_if_null, null_if_infinite
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.measure.link_delay import Link
 from megatron_adaptra.measure.link_estimates import LinkEstimates
 from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps
 from megatron_adaptra.measure.report import Memory, StageReport
 from megatron_adaptra.measure.step_sync import StepSyncModel
-from megatron_adaptra.measure.stock_messages import RECENT, Link
+from megatron_adaptra.measure.stock_messages import RECENT
 
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
 SPARE = 4  # messages under way beyond those that a plan allows for
@@ -26,6 +26,8 @@ USABLE = 0.9  # share of a device's free memory that a budget may take
 
 class Estimator:
     """An estimator keeps a chart per directed link and the recent op seconds of every stage.
+
+    Reports and links are by worker, numbered as in `ir.routes`; conditions and budgets by stage.
 
     Args:
         microbatches: how many an iteration has.
@@ -38,6 +40,7 @@ class Estimator:
         rendezvous: True where a message moves only after its receive is posted.
         everything: True where slow links delay the step's collectives, too; emulated ones do not.
         on_device: True where collectives are NCCL's.
+        first: the worker of its first stage.
     """
 
     def __init__(
@@ -55,9 +58,10 @@ class Estimator:
         recompute: bool = False,
         at_first: Sequence[float] = (),
         on_device: bool = False,
+        first: int = 0,
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
-        self.message_bytes, self.rendezvous = message_bytes, rendezvous
+        self.message_bytes, self.rendezvous, self._first = message_bytes, rendezvous, first
         self.everything, self._budget = everything, budget
         self.chunks, self.split, self.recompute = chunks, split, recompute
         self._splits = split  # even where there is no memory for it
@@ -70,22 +74,22 @@ class Estimator:
         self._limits: dict[int, float] = {}  # bytes, once a budget in bytes can be kept to
         self.unmet = ""  # why a budget in bytes was given up
         self._links = LinkEstimates(
-            self.hosts, message_bytes, chunks=chunks, rendezvous=rendezvous,
-            shared=cores is not None, on_device=on_device,
+            dict(enumerate(self.hosts, first)), message_bytes, chunks=chunks,
+            rendezvous=rendezvous, shared=cores is not None, on_device=on_device,
         )  # fmt: skip
         self._ops = [StageOps(cores, chunks) for _ in range(stages)]
         self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
-        self._correction = Correction()
+        self.correction = Correction()
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
         """Take an iteration's `reports`, one per stage; return links whose change is confirmed."""
         for report in reports:
-            self._ops[report.stage].update(report)
+            self._ops[report.worker - self._first].update(report)
         changed = self._links.update(reports, self.stage_seconds())
         for report in reports:
-            if report.stage == 0 and report.step is not None:
+            if report.worker == self._first and report.step is not None:
                 self._step.update(report.step, self._delays)
         return changed
 
@@ -96,8 +100,12 @@ class Estimator:
 
     @property
     def _delays(self) -> dict[Link, float]:
-        """The delays of links in seconds, as the step's collectives see them: 0 if not at all."""
-        return {link: c.estimate * self.everything for link, c in self.charts.items()}
+        """The seconds by stages, as the step's collectives see their links: 0 if not at all."""
+        return {self._at(link): c.estimate * self.everything for link, c in self.charts.items()}
+
+    def _at(self, link: Link) -> Link:
+        """Return the stages that a `link` is between."""
+        return link[0] - self._first, link[1] - self._first
 
     def stage_seconds(self) -> float:
         """Return a microbatch's seconds: on the slowest stage, or on all that share cores."""
@@ -135,11 +143,14 @@ class Estimator:
         }  # fmt: skip
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
-        """Make an estimator without measurements from the `settings()` of another."""
+    def from_settings(cls, settings: Mapping[str, Any], first: int = 0) -> Estimator:
+        """Make an estimator without measurements from the `settings()` of another one.
+
+        `first`: the worker of its first stage.
+        """
         at_first = [infinite_if_null(x) for x in settings["at_first"]]
         budget = Budget(**settings["budget"])
-        return cls(**{**settings, "budget": budget, "at_first": at_first})
+        return cls(**{**settings, "budget": budget, "at_first": at_first, "first": first})
 
     def resume(self, state: Mapping[str, float]) -> None:
         """Take the delays of `state()` for those that the plan in force is made for."""
@@ -149,7 +160,7 @@ class Estimator:
 
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
-        self._correction.learn(predicted, measured)
+        self.correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
         """Take note of `predicted` and `measured` seconds over Megatron's own messages.
@@ -171,11 +182,6 @@ class Estimator:
         each = [self._links.delay(link, True) for link in self.charts]
         return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 
-    @property
-    def correction(self) -> float:
-        """The factor for op seconds: cores and caches are shared in ways that are not modelled."""
-        return self._correction.factor
-
     def delays(self) -> dict[str, float]:
         """Return the present seconds of every link, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
@@ -189,7 +195,8 @@ class Estimator:
 
         `corrected`: multiply op seconds by `correction`. `native`: for stock's messages and step.
         """
-        scale = self.correction if corrected else 1.0
+        scale = self.correction.factor if corrected else 1.0
+        ports = {} if native and self._on_device else self._links.ports()
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in stage.seconds())) for stage in self._ops]
         return Conditions(
@@ -197,8 +204,8 @@ class Estimator:
             forward=tuple(op.forward for op in ops),
             backward_input=tuple(op.backward_input for op in ops),
             backward_weight=tuple(op.backward_weight for op in ops),
-            links={link: self._links.state(link, native) for link in self.charts},
-            ports={} if native and self._on_device else self._links.ports(),
+            links={self._at(link): self._links.state(link, native) for link in self.charts},
+            ports={worker - self._first: rate for worker, rate in ports.items()},
             message_bytes=float(self.message_bytes),
             activation_budget=self.budgets,
             step_seconds=self._step.work + sum(step_sync),
@@ -218,7 +225,7 @@ class Estimator:
         more than it may: halves and temporaries are no exact shares of a microbatch.
         """
         fresh = {
-            report.stage: report.memory
+            report.worker - self._first: report.memory
             for report in reports
             if report.memory is not None and report.memory.per_microbatch
         }

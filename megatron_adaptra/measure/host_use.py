@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from megatron_adaptra.base.processes import cpu_seconds, descendants, process_tree
-from megatron_adaptra.measure.machine_time import MachineTime
 
 _SHOWN = 0.05  # cores; less is left out of sentences
 _HOGS = 0.1  # of the cores that the training itself gets; less makes no rank late
+_STAT = Path("/proc/stat")
+# Fields of its first line: idle and waiting for a disk; taken by the host.
+_IDLE, _STEAL = (3, 4), 7
+_COUNTED = 8  # what runs in guests, behind these, is in user time already
 _BITS, _PARTS = 13, 10  # of a packed number of cores: its bits, and its parts per core
 
 
@@ -75,6 +79,29 @@ class HostUse(NamedTuple):
             return waits
         used = [f"{who} use {cores:.1f}" for cores, who in sorted(users, reverse=True)]
         return f"{waits}: {', '.join(used)} of {self.cores} cores"
+
+
+class MachineTime(NamedTuple):
+    """A machine time holds CPU seconds of all cores since boot: all, not idle, and stolen."""
+
+    total: float
+    busy: float
+    steal: float
+
+    @classmethod
+    def now(cls) -> MachineTime | None:
+        """Return the present time; None where the system does not report it."""
+        try:
+            line = _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
+            ticks = [int(word) for word in line[:_COUNTED]]
+            unit = os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return None
+        if len(ticks) < _COUNTED:
+            return None
+        total = sum(ticks)
+        busy = total - sum(ticks[i] for i in _IDLE)
+        return cls(total / unit, busy / unit, ticks[_STEAL] / unit)
 
 
 class _Sample(NamedTuple):

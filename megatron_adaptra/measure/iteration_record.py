@@ -1,4 +1,4 @@
-"""The record of one stage's iteration: its ops, its messages, its step."""
+"""The record of one worker's iteration: its ops, its messages, its step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import NamedTuple
 
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.measure.link_fit import by_themselves, transmissions
+from megatron_adaptra.measure.link_delay import larger, link_sample
 from megatron_adaptra.measure.port_use import port_use
 from megatron_adaptra.measure.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
-
-SMALL = 64  # bytes of a message that shows a link's delay alone
-FREE = 0.5  # share of messages without queueing, from which on they alone give the delay
 
 
 class OpTime(NamedTuple):
@@ -73,15 +70,15 @@ class CollectiveSpan(NamedTuple):
 
 @dataclass
 class IterationRecord:
-    """An iteration record collects what one stage did in one iteration.
+    """An iteration record collects what one worker did in one iteration.
 
     `cpu`: CPU seconds of the whole process between the first op and the last one. `stock`:
     Megatron's own messages were used, so that `messages` is empty. `probed`: source and stamps of
-    what was sent only to measure a link. `through`, `met`: see StageReport. `unusable`: why its
-    times mean nothing.
+    what was sent only to measure a link. `through`: see LinkSample, by source; `met`: see
+    StageReport. `unusable`: why its times mean nothing.
     """
 
-    stage: int
+    worker: int
     iteration: int
     begin: float = 0.0
     end: float = 0.0
@@ -97,35 +94,28 @@ class IterationRecord:
     met: str = ""
 
     def report(self, before: IterationRecord | None = None) -> StageReport:
-        """Return the small message to the leader; `before`: the previous record, for its step.
-
-        A transit contains the difference of the two stages' clocks; in a round trip it cancels.
-        """
+        """Return the small message to the leader; `before`: the previous record, for its step."""
         compute = sum(o.cpu for o in self.ops)
-        sources = sorted({source for source, _, _ in self.messages})
         stock = (StockOp(str(o.op), o.start, o.end, o.asked, o.lag) for o in self.ops)
         ended = before is not None and before.end > 0
-        transits = self._probed
-        large = self._large(transits)
+        links, transits, large = {}, {}, {}
+        for source in sorted(self.sources):
+            messages = [t for s, _, t in self.messages if s == source]
+            probes = [t for s, t in self.probed if s == source]
+            links[source] = link_sample(messages, probes, self.through.get(source, ""))
+            least, some = links[source].probed, larger(messages, probes)
+            if least is not None and some:
+                transits[source], large[source] = least, some
         return StageReport(
-            self.stage,
+            self.worker,
             self.iteration,
             wall=self._seconds("wall"),
             cpu=self._seconds("cpu"),
             queued=self._seconds("queued") if self._counted else {},
             idle=self._seconds("idle") if self._counted else {},
             overhead=self.cpu / compute if compute > 0 else 1.0,
-            delay={source: self.delay(source) for source in sources},
-            delay_p25={source: self.delay_p25(source) for source in sources},
-            transit={source: self.transit(source) for source in sources},
-            ahead={source: self.ahead(source) for source in sources},
+            links=links,
             starved=self.starved,
-            probed=transits,
-            through=self.through,
-            busy={
-                source: tuple(transmissions(large[source], transits[source], 0.25))
-                for source in large
-            },
             port=port_use(large, transits) if len(large) > 1 else None,
             memory=self.memory,
             ops=tuple(stock) if self.stock else None,
@@ -135,30 +125,8 @@ class IterationRecord:
         )
 
     @property
-    def _probed(self) -> dict[int, float]:
-        """The least seconds, as in a transit, that a small probe took, by source."""
-        found: dict[int, float] = {}
-        for source, t in self.probed:
-            if t.nbytes <= SMALL:
-                seconds = t.completed - t.sent
-                found[source] = min(seconds, found.get(source, seconds))
-        return found
-
-    def _large(self, transits: Mapping[int, float]) -> dict[int, list[Stamps]]:
-        """Return larger messages, including probes, by source.
-
-        Links without a small probe are left out: its delay has to be subtracted to get the seconds
-        that bytes take.
-        """
-        found: dict[int, list[Stamps]] = {}
-        for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
-            if t.nbytes > SMALL and source in transits:
-                found.setdefault(source, []).append(t)
-        return found
-
-    @property
     def sources(self) -> set[int]:
-        """The stages that messages or probes came from."""
+        """The workers that messages or probes came from."""
         return {s for s, _, _ in self.messages} | {s for s, _ in self.probed}
 
     @property
@@ -197,62 +165,6 @@ class IterationRecord:
             seconds["R"] = max(0.0, seconds["R"] + dropping - plain)
         return seconds
 
-    def delay(self, source: int) -> float:
-        """Return the median seconds that messages from stage `source` were on their way.
-
-        The median, not the mean: one late wake-up of this process is not a slow link. Time queued
-        behind other messages is left out where a small probe shows how long it was.
-        """
-        return median(self._delays(source, self._awaited(source)))
-
-    def delay_p25(self, source: int) -> float:
-        """Return the lower quartile of messages' seconds from `source`, for hosts short of cores.
-
-        A process that waits for a core makes some messages look late, a slow link all of them. The
-        quartile is that of all messages, or of those alone that compute was waiting for, if less:
-        nothing else ran in this process when they came.
-        """
-        awaited = self._awaited(source)
-        wanted = [t for t in awaited if 0 < t.wanted <= t.completed]
-        quartiles = (sorted(self._delays(source, some)) for some in (awaited, wanted) if some)
-        return min(delays[len(delays) // 4] for delays in quartiles)
-
-    def _delays(self, source: int, some: Sequence[Stamps]) -> list[float]:
-        """Return the seconds that `some` messages from `source` were on their way.
-
-        A message that queued behind others shows only how long it kept the link busy. Such messages
-        count, without their queueing, where less than FREE of all were free of it.
-        """
-        if (transit := self._probed.get(source)) is None:
-            return [t.delay for t in some]
-        each = by_themselves((t for s, _, t in self.messages if s == source), transit)
-        alone = {id(one.stamps): one for one in each}
-        free = [t.delay for t in some if not alone[id(t)].queued]
-        if len(free) >= FREE * len(some):
-            return free
-        return [min(t.delay, alone[id(t)].seconds) for t in some]
-
-    def transit(self, source: int) -> float:
-        """Return the least seconds from sent, by the clock of `source`, to there, by this one.
-
-        The least: two clocks do not show which messages have waited for their receive.
-        """
-        return min(t.completed - t.sent for s, _, t in self.messages if s == source)
-
-    def ahead(self, source: int) -> float:
-        """Return the median seconds from posting a receive from `source` to sending its message."""
-        return median(max(0.0, t.sent - t.posted) for t in self._awaited(source))
-
-    def _awaited(self, source: int) -> list[Stamps]:
-        """Return the stamps of messages sent after their receive was posted; of all if none was.
-
-        A message sent earlier has crossed the link by then, or waits for its receive: its arrival
-        says more about this stage than about the link. Eager messages all count. A stage that runs
-        all forwards before the first backward awaits only a few messages.
-        """
-        stamps = [stamps for s, _, stamps in self.messages if s == source]
-        return [t for t in stamps if t.eager or t.posted <= t.sent] or stamps
-
     @property
     def step(self) -> Step:
         """The step, and its collectives."""
@@ -277,12 +189,12 @@ def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> T
     spans, messages = [], []
     finish = max(r.last_op_end for r in records)
     for r in records:
-        spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
-        spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _step_of(r, finish)]
+        spans += [Span(r.worker, o.op, o.start - zero, o.end - zero) for o in r.ops]
+        spans += [Span(r.worker, op, a - zero, b - zero) for op, a, b in _step_of(r, finish)]
         messages += [
             # The first receives are posted in the iteration before.
             Message(
-                source, r.stage, op, s.sent - zero, s.completed - zero, max(0.0, s.posted - zero)
+                source, r.worker, op, s.sent - zero, s.completed - zero, max(0.0, s.posted - zero)
             )
             for source, op, s in r.messages
         ]
@@ -291,7 +203,7 @@ def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> T
 
 
 def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
-    """Return a stage's step from `begin` on as ops: numbered collectives and the work between."""
+    """Return a worker's step from `begin` on as ops: numbered collectives and the work between."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
     for i, span in enumerate(record.collectives):

@@ -16,9 +16,9 @@ import numpy as np
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.measure.arrivals import Pair, Seen, arrivals, by_path
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
-from megatron_adaptra.measure.middle import Floats, medians
 from megatron_adaptra.measure.own_lateness import OwnLateness
 from megatron_adaptra.measure.rotation import Rotation
+from megatron_adaptra.measure.statistics import Floats, medians
 
 WINDOW = 8  # the last iterations, ...
 AGREE = 6  # ... of which so many have to agree about a rank

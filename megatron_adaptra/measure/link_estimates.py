@@ -1,20 +1,28 @@
 """Estimates of what links take now: a chart and a model for each, fed with reports.
 
-Links run between the stages of a pipeline or the workers of several; `ir.routes` numbers both. The
-`stage` of a report here is the number of its worker, and so are the sources in it.
+Links run between workers, of one pipeline or of several, numbered as in `ir.routes`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.measure.link_delay import (
+    Link,
+    Seen,
+    on_the_way,
+    seen_by_messages,
+    seen_by_probe,
+    without_handshake,
+)
 from megatron_adaptra.measure.link_model import LinkModel
 from megatron_adaptra.measure.port_use import PortModel
-from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.stock_messages import Excess, Link, is_stock, stock_links
+from megatron_adaptra.measure.report import LinkSample, StageReport
+from megatron_adaptra.measure.stock_messages import Excess, stock_links
 
 _BETWEEN = 4  # links that a worker between two others has at least
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
@@ -27,12 +35,12 @@ class LinkEstimates:
     """An estimate follows directed links: by default all between neighbours of one pipeline.
 
     Args:
-        hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
+        hosts: by worker, an identity of its machine. Workers of one machine share a clock; between
             machines only the round trip is known, and its halves are taken for equal.
         message_bytes: bytes of one message of the pipeline.
         chunks: model chunks per stage; several make the stages a ring.
         rendezvous: True where a message moves only after its receive is posted.
-        shared: True where stages share cores.
+        shared: True where workers share cores.
         on_device: True where Megatron's own messages are NCCL's.
         links: those to begin with; None for those of a pipeline.
 
@@ -41,7 +49,7 @@ class LinkEstimates:
 
     def __init__(
         self,
-        hosts: Sequence[str],
+        hosts: Mapping[int, str],
         message_bytes: int,
         *,
         chunks: int = 1,
@@ -50,8 +58,8 @@ class LinkEstimates:
         on_device: bool = False,
         links: Iterable[Link] | None = None,
     ) -> None:
-        self._hosts, self._message_bytes, self._chunks = hosts, message_bytes, chunks
-        self._rendezvous, self._on_device = rendezvous, on_device
+        self._message_bytes, self._chunks, self._on_device = message_bytes, chunks, on_device
+        self._hosts, self._rendezvous = hosts, rendezvous
         # A message that waits for a core to be handled looks like one that is still on its way.
         self._floor = TIME_SLICE if shared else 0.0
         # Where threads wait for a core, many a message does; a slow link delays all of them.
@@ -64,7 +72,7 @@ class LinkEstimates:
         self._planned: dict[Link, float] = {}  # seconds for its bytes, planned for
         self._ports: dict[int, PortModel] = {}
         self._planned_ports: dict[int, float] = {}
-        for link in _of_pipeline(len(hosts), chunks) if links is None else links:
+        for link in _of_pipeline(list(hosts), chunks) if links is None else links:
             self.watch(link)
 
     def watch(self, link: Link) -> None:
@@ -80,14 +88,18 @@ class LinkEstimates:
             rows.pop(link, None)
 
     def update(self, reports: Sequence[StageReport], stage_seconds: float) -> list[Link]:
-        """Take an iteration's `reports`, one per stage; return links whose change is confirmed.
+        """Take an iteration's `reports`, one per worker; return links whose change is confirmed.
 
-        `stage_seconds`: what a microbatch takes on the slowest stage.
+        `stage_seconds`: what a microbatch takes on the slowest worker.
         """
         self._stage_seconds = stage_seconds
-        self._take_busy(reports)
-        stock = is_stock(reports)
-        delays = self._of_stock(reports) if stock else self._of_ours(reports)
+        samples = {(s, r.worker): sample for r in reports for s, sample in r.links.items()}
+        self._take_busy(reports, samples)
+        probed = {link: seen for link, one in samples.items() if (seen := seen_by_probe(one))}
+        if all(report.ops for report in reports):  # it ran over Megatron's own messages
+            delays = self._of_stock(probed, stock_links(reports, self._chunks))
+        else:
+            delays = self._of_ours(probed, samples)
         changed = [
             link
             for link, chart in self.charts.items()
@@ -170,8 +182,8 @@ class LinkEstimates:
         if rates := [ports[worker] for worker in link if worker in ports]:
             # A wait for messages of another link is due to the port, not to this link.
             small = {way: self._models[way].small() for way in (link, link[::-1])}
-            known = {way: least for way, least in small.items() if least is not None}
-            alone = self._either_way(link, known, known)
+            seen = {way: Seen(one, one) for way, one in small.items() if one is not None}
+            alone = on_the_way(link, seen, self._hosts)
             delay = delay if alone is None else min(delay, max(0.0, alone))
             bandwidth = max(bandwidth, *rates)
         return LinkState(delay, bandwidth)
@@ -181,20 +193,20 @@ class LinkEstimates:
         seconds = self._models[link].wire(self._message_bytes)
         return seconds if seconds >= max(THIN * self._stage_seconds, self._floor) else 0.0
 
-    def _of_ours(self, reports: Sequence[StageReport]) -> dict[Link, float]:
-        """Return the seconds per link, from the stamps of our messages.
+    def _of_ours(
+        self, probed: Mapping[Link, Seen], samples: Mapping[Link, LinkSample]
+    ) -> dict[Link, float]:
+        """Return the seconds per link, by our messages.
 
         Where Megatron's messages were once measured to take longer, the excess is added. A link
         that carries none of ours now is measured by probes, whose receives are posted in advance.
         """
-        probed = _by_link((r.stage, r.probed) for r in reports)
-        carried = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
-        delays = probed | carried
-        transits = probed | _by_link((r.stage, r.transit) for r in reports)
-        ahead = dict.fromkeys(probed, math.inf) | _by_link((r.stage, r.ahead) for r in reports)
-        found = {}
+        each = ((link, seen_by_messages(one, self._crowded)) for link, one in samples.items())
+        carried = {link: one for link, one in each if one is not None}
+        seen, found = {**probed, **carried}, {}
+        delay_of = without_handshake if self._rendezvous else on_the_way
         for link in self.charts:
-            if (delay := self._delay(link, delays, transits, ahead)) is not None:
+            if (delay := delay_of(link, seen, self._hosts)) is not None:
                 if link not in carried:  # a small message shows nothing of what bytes take
                     delay += self._models[link].wire(self._message_bytes)
                 self._excess[link] = excess = self._excesses[link].believed()
@@ -202,14 +214,14 @@ class LinkEstimates:
                 found[link] = stock + max(0.0, excess)
         return found
 
-    def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
+    def _of_stock(
+        self, probed: Mapping[Link, Seen], theirs: Mapping[Link, Seen]
+    ) -> dict[Link, float]:
         """Return, by link, the longer of the seconds of our probes and of Megatron's messages."""
-        probed = _by_link((r.stage, r.probed) for r in reports)
-        theirs, transits = stock_links(reports, self._chunks)
         matters, found = ABSOLUTE * self._stage_seconds, {}
         for link in self.charts:
-            ours = self._either_way(link, probed, probed)
-            stock = self._either_way(link, theirs, transits)
+            ours = on_the_way(link, probed, self._hosts)
+            stock = on_the_way(link, theirs, self._hosts)
             if ours is not None:
                 least = ours
                 ours += self._models[link].wire(self._message_bytes)  # however little it is
@@ -226,58 +238,24 @@ class LinkEstimates:
                 found[link] = max(known)
         return found
 
-    def _take_busy(self, reports: Sequence[StageReport]) -> None:
+    def _take_busy(
+        self, reports: Sequence[StageReport], samples: Mapping[Link, LinkSample]
+    ) -> None:
         """Take the seconds that our messages of several sizes kept links and ports busy."""
+        for link, sample in samples.items():
+            if sample.probed is not None and (model := self._models.get(link)):
+                model.add(sample.probed, sample.busy)
         for report in reports:
-            for source, small in report.probed.items():
-                if model := self._models.get((source, report.stage)):
-                    model.add(small, report.busy.get(source, ()))
-            wires = self._wires(report.stage)
+            wires = self._wires(report.worker)
             if not wires or not min(wires):
-                self._ports.pop(report.stage, None)
+                self._ports.pop(report.worker, None)
             elif report.port is not None:
-                self._ports.setdefault(report.stage, PortModel()).add(report.port)
-
-    def _either_way(
-        self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
-    ) -> float | None:
-        """Return the seconds on the way, between machines half a round trip; None if not known."""
-        source, target = link
-        if self._hosts[source] == self._hosts[target]:
-            return delays.get(link)
-        there, back = transits.get(link), transits.get((target, source))
-        # Stamps of two clocks do not show which side was late, but their difference cancels.
-        return None if there is None or back is None else (there + back) / 2
-
-    def _delay(
-        self,
-        link: Link,
-        delays: Mapping[Link, float],
-        transits: Mapping[Link, float],
-        ahead: Mapping[Link, float],
-    ) -> float | None:
-        """Return the seconds on the way, without a receive's handshake; None if not known."""
-        source, target = link
-        reverse, delay = (target, source), self._either_way(link, delays, transits)
-        known = link in delays and reverse in delays and self._hosts[source] == self._hosts[target]
-        if not known or not self._rendezvous:
-            return delay
-        # The message also waited for the handshake of its receive, which crosses the link
-        # the other way, unless it was posted long enough ahead.
-        handshake = max(0.0, delays[reverse] - ahead[link])
-        if ahead[reverse] < delays[link]:  # its own time may contain such a wait
-            handshake = min(handshake, delays[link] / 2)
-        return delays[link] - handshake
+                self._ports.setdefault(report.worker, PortModel()).add(report.port)
 
 
-def _of_pipeline(stages: int, chunks: int) -> list[Link]:
-    """Return the links between neighbours, both ways; several chunks make the stages a ring."""
-    pairs = [(s, s + 1) for s in range(stages - 1)]
-    if chunks > 1 and stages > 2:
-        pairs.append((stages - 1, 0))
+def _of_pipeline(workers: Sequence[int], chunks: int) -> list[Link]:
+    """Return the links between neighbours, both ways; several chunks make the workers a ring."""
+    pairs = list(pairwise(workers))
+    if chunks > 1 and len(workers) > 2:
+        pairs.append((workers[-1], workers[0]))
     return [link for a, b in pairs for link in ((a, b), (b, a))]
-
-
-def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:
-    """Return seconds by link from `rows`: stages, each with seconds by source."""
-    return {(source, stage): s for stage, row in rows for source, s in row.items()}

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from megatron_adaptra.measure.students_t import exceeded
+from megatron_adaptra.measure.statistics import exceeded
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW = 10  # iterations with messages of several sizes that are fitted
@@ -63,11 +63,6 @@ class Fit(NamedTuple):
 
     def _beyond(self, chance: float) -> bool:
         return self.slopes >= LEAST and self.mean > exceeded(chance, self.freedom) * self.error
-
-    @property
-    def bandwidth(self) -> float:
-        """The bytes per second; infinite where more bytes are not known to take longer."""
-        return 1 / self.per_byte if self.sure and self.per_byte > 0 else math.inf
 
 
 class LinkFit:
@@ -182,17 +177,11 @@ def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
     return found
 
 
-def transmissions(
-    messages: Iterable[Stamps], transit: float, quantile: float = 0.5
-) -> list[Sample]:
-    """Return the seconds that messages of one link kept it busy, by size; see `by_themselves`.
+def transmissions(messages: Iterable[Stamps], transit: float) -> list[Sample]:
+    """Return the seconds that `messages` of one link kept it busy, by size; see `by_themselves`.
 
-    Args:
-        messages, transit: as there.
-        quantile: of messages of one size; the lower quartile where processes wait for a core.
-
-    Returns:
-        One sample per size; per group of sizes where there are more than GROUPS.
+    There is one sample per size, per group of sizes where there are more than GROUPS. It is the
+    lower quartile, for processes wait for cores. `transit`: as there.
     """
     each = by_themselves(messages, transit)
     each = [one for one in each if not one.waited] or each
@@ -205,11 +194,6 @@ def transmissions(
             busy[len(busy) * i // GROUPS : len(busy) * (i + 1) // GROUPS] for i in range(GROUPS)
         ]
     return [
-        Sample(median(s.nbytes for s in g), _quantile([s.seconds for s in g], quantile))
+        Sample(median(s.nbytes for s in g), sorted(s.seconds for s in g)[len(g) // 4])
         for g in groups
     ]
-
-
-def _quantile(values: Sequence[float], quantile: float) -> float:
-    """Return the `quantile` of `values`; 0.5 may lie between two of them."""
-    return median(values) if quantile == 0.5 else sorted(values)[int(len(values) * quantile)]

@@ -17,7 +17,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.arrivals import Pair
 from megatron_adaptra.measure.detect import RELATIVE
-from megatron_adaptra.measure.middle import middle_of
+from megatron_adaptra.measure.statistics import middle_of
 from megatron_adaptra.sim.ports import Ports
 
 WINDOW = 5  # iterations, of whose rates the median counts

@@ -1,4 +1,4 @@
-"""The probe of a stage, which notes what the stage does in an iteration while it does it."""
+"""The probe of a worker, which notes what the worker does in an iteration while it does it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _Marks = tuple[Op, Mark, Mark, float, float, float, float | None, float]
 
 
 class Probe:
-    """A probe collects one IterationRecord of `stage` after another; cheap enough to be always on.
+    """A probe collects one IterationRecord of a `worker` after another; it may be always on.
 
     `clock`: of the device that runs the ops. A GPU runs them later than they are launched:
     `read` fills in the times that are known by now.
     """
 
-    def __init__(self, stage: int, clock: Device = HOST) -> None:
-        self.stage, self.clock = stage, clock
-        self.record = IterationRecord(stage, -1)
+    def __init__(self, worker: int, clock: Device = HOST) -> None:
+        self.worker, self.clock = worker, clock
+        self.record = IterationRecord(worker, -1)
         self._marks: list[_Marks] = []
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
@@ -49,7 +49,7 @@ class Probe:
 
     def begin(self, iteration: int, stock: bool = False) -> None:
         """Start the record of `iteration`; `stock`: True where it uses Megatron's own messages."""
-        self.record = IterationRecord(self.stage, iteration, stock=stock)
+        self.record = IterationRecord(self.worker, iteration, stock=stock)
         self._marks = []
         self._process = time.process_time()
         self.clock.anchor()
@@ -88,7 +88,7 @@ class Probe:
         self._answered = time.monotonic()
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
-        """Note that a message from stage `source`, made by `op` there, was taken."""
+        """Note that a message from worker `source`, made by `op` there, was taken."""
         self.record.messages.append((source, op, stamps))
 
     def holds(self, memory: Memory | None) -> None:

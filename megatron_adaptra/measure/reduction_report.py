@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.measure.report import read_report
+from megatron_adaptra.plan.reductions.figures import Buffers
 
 VERSION = 4
 
@@ -33,11 +33,6 @@ class ReductionReport:
     period: float | None = None
     between: float | None = None
     buffers: Buffers = Buffers()
-
-    @property
-    def sender(self) -> int:
-        """The rank that reports."""
-        return self.rank
 
     @property
     def exposed(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from statistics import median
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
+from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.core_use import CoreUse, queue_share
-from megatron_adaptra.measure.detect import RELATIVE, DelayChart
+from megatron_adaptra.measure.detect import RELATIVE, DelayChart, apart
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST, THIN, LinkEstimates
 from megatron_adaptra.measure.op_seconds import Correction, OpSeconds, StageOps
@@ -24,7 +23,6 @@ from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 STALE = 1000  # iterations after which a cross path has to be measured anew
 _MOST = 1e15  # seconds, bytes or moments; more is nonsense
-_BY_SOURCE = ("delay", "delay_p25", "transit", "ahead", "probed", "through", "busy")
 
 
 class Changed(NamedTuple):
@@ -56,10 +54,9 @@ class _Costs(NamedTuple):
 class ReplicaEstimator:
     """An estimator learns the costs of all workers, numbered as in `ir.routes`, and their links.
 
-    Reports name the sources of messages by these numbers, too. The links of each replica's own
-    pipeline are measured whether they carry messages or only probes; a *cross path*, between
-    workers of two replicas, from the first message or probe on. Until then it counts as healthy,
-    and as not proven.
+    The links of each replica's own pipeline are measured whether they carry messages or only
+    probes; a *cross path*, between workers of two replicas, from the first message or probe on.
+    Until then it counts as healthy, and as not proven.
 
     Op seconds are by the wall clock. Where all workers share the cores of one machine that counts
     how long threads queue for a core, they are those on a core of one's own (see `CoreUse`), and
@@ -67,7 +64,7 @@ class ReplicaEstimator:
     is right as long as others run as much as they do now.
 
     Args:
-        estimators: one of each replica, alike in all but hosts.
+        estimators: one of each replica, with its workers, alike in all else but hosts.
 
     `slow_workers`: see SlowWorkers; `correction`: see Correction.
 
@@ -93,12 +90,12 @@ class ReplicaEstimator:
         self.correction = Correction()
         self._ops = [StageOps(None, 1) for _ in range(self.workers)]
         self._on_cores = [CoreUse() for _ in range(self.workers)]
-        hosts = [host for one in self.estimators for host in one.hosts]
+        hosts = dict(enumerate(host for one in self.estimators for host in one.hosts))
         self._cross = LinkEstimates(
             hosts, first.message_bytes, rendezvous=first.rendezvous, links=(),
             shared=first.cores is not None,
         )  # fmt: skip
-        cores = first.cores if len(set(hosts)) == 1 else None
+        cores = first.cores if len(set(hosts.values())) == 1 else None
         self._cores = cores if cores is not None and cores < self.stages else None
         self._updates = 0
         self._seen: dict[Path, int] = {}  # by cross path, the last update with a sample
@@ -110,7 +107,7 @@ class ReplicaEstimator:
 
     def _can_be(self, worker: int, report: StageReport) -> bool:
         wall = report.wall
-        if worker not in range(self.workers) or report.stage != worker % self.stages:
+        if worker not in range(self.workers) or report.worker != worker:
             return False
         if ("I" in wall) != ("W" in wall):  # both halves of a backward, or none
             return False
@@ -132,18 +129,18 @@ class ReplicaEstimator:
             self._ops[worker].update(report)
         paths: list[Path] = []
         for replica, estimator in enumerate(self.estimators):
-            rows = self._own(reports, replica)
+            own = range(replica * self.stages, (replica + 1) * self.stages)
+            rows = [reports[worker] for worker in own if worker in reports]
             over_stock = any(row.ops for row in rows)
             if not rows or (over_stock and len(rows) < self.stages):
                 continue
             try:
-                changed = estimator.update(rows)
+                paths += estimator.update(rows)
             except (AdaptraError, KeyError, ValueError):  # ops that do not fit each other
                 continue
-            first = replica * self.stages
-            paths += [(first + a, first + b) for a, b in changed]
         paths += self._update_cross(reports)
-        return Changed(paths, self.slow_workers.update(self._on_own_cores(reports)))
+        walls = {worker: report.wall for worker, report in self._on_own_cores(reports).items()}
+        return Changed(paths, self.slow_workers.update(walls))
 
     def _on_own_cores(self, reports: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
         """Return `reports` without the waits for each other of workers that share cores."""
@@ -161,38 +158,19 @@ class ReplicaEstimator:
             del self._seen[path]
         rows = []
         for worker, report in reports.items():
-            row = _of_sources(report, self._others(worker), {})
-            sources = {source for name in ("delay", "probed") for source in getattr(row, name)}
+            sources = [source for source in report.links if self._crosses(source, worker)]
             for source in sources:
                 self._cross.watch((source, worker))
                 self._seen[source, worker] = self._updates
                 self._lost.discard((source, worker))
             if sources:
-                rows.append(replace(row, stage=worker, ops=None, port=None))
+                rows.append(replace(report, ops=None, port=None))
         return self._cross.update(rows, self.stage_seconds()) if rows else []
 
-    def _own(self, reports: Mapping[int, StageReport], replica: int) -> list[StageReport]:
-        """Return one replica's reports, with sources and ops as those of a single pipeline."""
-        first = replica * self.stages
-        stages = {first + stage: stage for stage in range(self.stages)}
-        rows = []
-        for worker in stages:
-            if (report := reports.get(worker)) is not None:
-                ops = report.ops and tuple(
-                    one._replace(op=one.op.partition("@")[0]) for one in report.ops
-                )
-                rows.append(replace(_of_sources(report, stages, stages), ops=ops))
-        return rows
-
-    def _others(self, worker: int) -> list[int]:
-        """Return the workers of adjacent stages in other replicas."""
-        replica, stage = divmod(worker, self.stages)
-        return [
-            other * self.stages + near
-            for other in range(self.replicas)
-            for near in (stage - 1, stage + 1)
-            if other != replica and 0 <= near < self.stages
-        ]
+    def _crosses(self, source: int, target: int) -> bool:
+        """Return whether two workers are in adjacent stages of different replicas."""
+        (one, stage), (other, near) = divmod(source, self.stages), divmod(target, self.stages)
+        return one != other and one < self.replicas and abs(stage - near) == 1
 
     def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
         """Take `reports` as in `update`; return whether they change budgets' microbatches."""
@@ -214,11 +192,6 @@ class ReplicaEstimator:
         return all(one.split for one in self.estimators)
 
     @property
-    def unmet(self) -> str:
-        """The reason why a budget in bytes was given up; "" where none was."""
-        return next((one.unmet for one in self.estimators if one.unmet), "")
-
-    @property
     def known(self) -> bool:
         """True once every worker has reported, which `conditions` needs."""
         return all(ops.known for ops in self._ops) and all(e.known for e in self.estimators)
@@ -231,11 +204,8 @@ class ReplicaEstimator:
     @property
     def charts(self) -> dict[Path, DelayChart]:
         """The charts of the seconds that a message takes, by path."""
-        found: dict[Path, DelayChart] = {}
-        for replica, estimator in enumerate(self.estimators):
-            first = replica * self.stages
-            found |= {(first + a, first + b): c for (a, b), c in estimator.charts.items()}
-        return found | dict(self._cross.charts)
+        every = (*(estimator.charts for estimator in self.estimators), self._cross.charts)
+        return {path: chart for charts in every for path, chart in charts.items()}
 
     def stage_seconds(self) -> float:
         """Return the seconds of one microbatch on the slowest worker."""
@@ -347,7 +317,7 @@ class ReplicaEstimator:
             use = uses[worker]
             beyond = 1 + use.longer
             times = beyond * sum(seconds[worker][:2]) / sum(ops[worker % self.stages][:2])
-            if abs(math.log(times)) >= math.log1p(RELATIVE):
+            if apart(times, 1.0):
                 longer[worker], shares[worker] = times, use.share / beyond
         healthy = tuple(
             median(uses[w].share for w in self._healthy_of(stage, factors)) for stage in stages
@@ -385,21 +355,12 @@ class ReplicaEstimator:
         return state.delay + self.estimators[0].message_bytes / state.bandwidth
 
     def state(self) -> dict[str, float]:
-        """Return the seconds per path, `"0.1>1.2"`, planned for, to go on from after a restart.
+        """Return the seconds per link within replicas, `"1>2"`, planned for: see Estimator.
 
-        The factors of slow workers are measured again within a few iterations.
+        Cross paths and slow workers are measured again within a few iterations.
         """
-        levels = {self._name(path): chart.level for path, chart in self.charts.items()}
-        return {name: level for name, level in levels.items() if level is not None}
-
-    def resume(self, state: Mapping[str, float]) -> None:
-        """Take the seconds of `state()` for those that the plan in force is made for."""
-        for name, level in state.items():
-            source, target = (parse_worker(text, self.stages) for text in name.split(">"))
-            if source // self.stages != target // self.stages:
-                self._cross.watch((source, target))
-                self._seen[source, target] = self._updates
-            self.charts[source, target].resume(level)
+        each = [estimator.state() for estimator in self.estimators]
+        return {link: seconds for state in each for link, seconds in state.items()}
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the arguments of its estimators, for json.dump and `from_settings`."""
@@ -408,7 +369,8 @@ class ReplicaEstimator:
     @classmethod
     def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
         """Make an estimator without measurements from the `settings()` of another."""
-        return cls([Estimator.from_settings(one) for one in settings])
+        stages = len(settings[0]["hosts"])
+        return cls([Estimator.from_settings(one, i * stages) for i, one in enumerate(settings)])
 
     def delays(self) -> dict[str, float]:
         """Return the seconds of every path that is measured now, by `"0.1>1.2"`."""
@@ -421,18 +383,6 @@ class ReplicaEstimator:
 
     def _name(self, path: Path) -> str:
         return ">".join(worker_name(worker, self.stages) for worker in path)
-
-
-def _of_sources(
-    report: StageReport, sources: Iterable[int], names: Mapping[int, int]
-) -> StageReport:
-    """Return a `report` with only messages from `sources`, renamed by `names`."""
-    wanted = set(sources)
-    rows: dict[str, Any] = {
-        field: {names.get(k, k): x for k, x in getattr(report, field).items() if k in wanted}
-        for field in _BY_SOURCE
-    }
-    return replace(report, **rows)
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -15,9 +15,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.measure.detect import apart
+from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.measure.rotation import Rotation
 from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
 from megatron_adaptra.plan.shares.counts import Speed
@@ -32,6 +35,22 @@ PRIOR = 4.0  # squared difference of counts at which half of what it shows is be
 MOST_OUTSIDE = 0.9  # of an iteration
 _KIND = "microbatch"
 _LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense
+
+
+@dataclass(frozen=True)
+class ReplicaRow:
+    """A row holds one `iteration`, which `took` so many seconds from start to start, if known.
+
+    `microbatches`: by replica, how many it ran. `seconds`: by replica, from its first microbatch to
+    the end of its last one on its last rank, before other replicas are waited for. `uses`: by
+    replica, of the host of its rank that waits most for a core; None if none does.
+    """
+
+    iteration: int
+    microbatches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    uses: tuple[HostUse | None, ...]
+    took: float | None = None
 
 
 class ReplicaSpeeds:
@@ -89,7 +108,7 @@ class ReplicaSpeeds:
                 # No majority shows which one has changed, as where other programs come and go, and
                 # counts depend only on the ratio of the two: one is fast or the other slow.
                 each = {r: seconds / usual for r, seconds in each.items() if len(each) == 2}
-            self._workers.take({r: {_KIND: seconds} for r, seconds in each.items()})
+            self._workers.update({r: {_KIND: seconds} for r, seconds in each.items()})
         found = {r: factor for r, factor in self._workers.slow().items() if factor >= SLOW}
         self._held = self._held + 1 if self._alike(found, self._found) else 1
         self._found = found
@@ -116,7 +135,7 @@ class ReplicaSpeeds:
     @staticmethod
     def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
         """Return whether the same replicas are slow in both, and about as slow."""
-        return one.keys() == other.keys() and not any(_differ(one[r], other[r]) for r in one)
+        return one.keys() == other.keys() and not any(apart(one[r], other[r], SLOW) for r in one)
 
     @property
     def known(self) -> bool:
@@ -159,7 +178,7 @@ class ReplicaSpeeds:
         words, found = [], self._now()
         for replica in range(self.replicas):
             now, before = found.get(replica, 1.0), self._decided.get(replica, 1.0)
-            if (now == 1) != (before == 1) or _differ(now, before):
+            if (now == 1) != (before == 1) or apart(now, before, SLOW):
                 takes = f"takes {now:.1f} times as long as the others"
                 words.append(f"replica {replica} {takes if now != 1 else 'is as fast as others'}")
         return words
@@ -177,11 +196,6 @@ class ReplicaSpeeds:
         self._decided = dict(self._now())
         if not self._moves():
             self._workers.accept()
-
-
-def _differ(one: float, other: float) -> bool:
-    """Return whether two factors differ by at least as much as makes a replica slow."""
-    return not 1 / SLOW < one / other < SLOW
 
 
 class Outside:

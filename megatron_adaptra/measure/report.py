@@ -1,4 +1,4 @@
-"""The report of one stage on one iteration: to the leader, in a run's record, for a replay.
+"""The report of one worker on one iteration: to the leader, in a run's record, for a replay.
 
 The fields of `StageReport` are the format: `to_json` writes them, and `from_json` reads nothing
 else. A report of another VERSION is refused, never guessed at.
@@ -17,7 +17,7 @@ from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.measure.link_fit import Sample
 from megatron_adaptra.measure.port_use import PortUse
 
-VERSION = 7
+VERSION = 8
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -69,37 +69,47 @@ class StockOp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StageReport:
-    """A stage report holds seconds, by kind of op (`F`) or by the worker that messages came from.
+class LinkSample:
+    """A link sample holds what came from one worker in an iteration; see link_delay for seconds.
 
-    Workers are numbered as in `ir.routes`: those of a single pipeline by their stages. `stage` is
-    always a stage; the sender of a report shows which worker it is of.
+    `delay`, `delay_p25`, `transit`, `ahead`: of messages of ops; None where none came. `probed`:
+    the transit of a small message that only measures the link; None where none came. `busy`: how
+    long larger messages kept the link busy, see `transmissions`; empty where none was probed.
+    `through`: what messages go through here, see Wire.
+    """
+
+    delay: float | None = None
+    delay_p25: float | None = None
+    transit: float | None = None
+    ahead: float | None = None
+    probed: float | None = None
+    busy: tuple[Sample, ...] = ()
+    through: str = ""
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """A stage report holds seconds by kind of op (`F`), and `links` by where messages came from.
+
+    Workers, `worker` among them, are numbered as in `ir.routes`: those of one pipeline by stage.
 
     `wall` are medians, `cpu`, `queued` (waiting for a core) and `idle` (neither waiting for one nor
     on one) are means; the last two are empty where they are not known. `overhead`: CPU seconds of
-    the process per CPU second of its ops. `delay`, `delay_p25`, `transit`, `ahead`, `starved`: see
-    IterationRecord. `probed`: delays of small messages that only measure a link. `busy`: how long
-    larger ones kept the link busy, see `transmissions`; `port`: what those of several sources show
-    of the port; None where there is one source. `through`: what messages go through here, see Wire.
-    `ops`: its ops where Megatron's own messages were used, else None. `memory`: None where nothing
+    the process per CPU second of its ops. `starved`: see IterationRecord. `port`: what large
+    messages of several sources show of the port; None where there is one source. `ops`: its ops
+    where Megatron's own messages were used, else None. `memory`: None where nothing
     was counted. `step`, `seconds`: the step and the whole of the iteration before, since this one
     has not ended when it is reported; None where they are not known. `met`: how its ops have met
     ranks that may be at other ops; "" where they have not.
     """
 
-    stage: int
+    worker: int
     iteration: int
     wall: Mapping[str, float]
     cpu: Mapping[str, float]
     overhead: float
-    delay: Mapping[int, float]
-    delay_p25: Mapping[int, float]
-    transit: Mapping[int, float]
-    ahead: Mapping[int, float]
+    links: Mapping[int, LinkSample]
     starved: float
-    probed: Mapping[int, float]
-    through: Mapping[int, str]
-    busy: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
     port: PortUse | None = None
     memory: Memory | None = None
     ops: tuple[StockOp, ...] | None = None
@@ -109,16 +119,13 @@ class StageReport:
     idle: Mapping[str, float] = field(default_factory=dict)
     met: str = ""
 
-    @property
-    def sender(self) -> int:
-        """The worker that reports."""
-        return self.stage
-
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump, which `from_json` reads."""
         # Not `asdict`, which copies every number of every op.
         memory, step = self.memory and vars(self.memory), self.step and vars(self.step)
-        return {"version": VERSION, **vars(self), "memory": memory, "step": step}
+        links = {source: vars(link) for source, link in self.links.items()}
+        known = {"links": links, "memory": memory, "step": step}
+        return {"version": VERSION, **vars(self), **known}
 
     @classmethod
     def from_json(cls, data: object) -> StageReport:
@@ -168,8 +175,7 @@ def _number(name: str) -> Callable[[Any], Any]:
     most = sys.float_info.max
 
     def read(value: Any) -> Any:
-        if type(value) not in (float, int) or not -most <= value <= most:
-            raise _refused(name, value)
+        _expect(type(value) in (float, int) and -most <= value <= most, name, value)
         return value
 
     return read
@@ -177,8 +183,7 @@ def _number(name: str) -> Callable[[Any], Any]:
 
 def _plain(kind: type, name: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _refused(name, value)
+        _expect(type(value) is kind, name, value)
         return value
 
     return read
@@ -186,8 +191,7 @@ def _plain(kind: type, name: str) -> Callable[[Any], Any]:
 
 def _list_of(each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise _refused(name, value)
+        _expect(isinstance(value, (list, tuple)), name, value)
         return tuple([each(one) for one in value])
 
     return read
@@ -198,8 +202,7 @@ def _row(hint: Any, name: str) -> Callable[[Any], Any]:
     readers = [_reader(kind, f"{name}.{key}") for key, kind in get_type_hints(hint).items()]
 
     def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
-            raise _refused(name, value)
+        _expect(isinstance(value, (list, tuple)) and len(value) == len(readers), name, value)
         return hint._make([each(one) for each, one in zip(readers, value, strict=True)])
 
     return read
@@ -211,13 +214,11 @@ def _mapping(key: type, each: Callable[[Any], Any], name: str) -> Callable[[Any]
     def key_of(found: Any) -> Any:
         if key is int and isinstance(found, str) and found.isascii() and found.isdigit():
             return int(found)
-        if type(found) is not key:
-            raise _refused(name, found)
+        _expect(type(found) is key, name, found)
         return found
 
     def read(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _refused(name, value)
+        _expect(isinstance(value, Mapping), name, value)
         return {key_of(found): each(one) for found, one in value.items()}
 
     return read
@@ -227,8 +228,7 @@ def _object(cls: Any, name: str) -> Callable[[Any], Any]:
     readers = {key: _reader(kind, key) for key, kind in get_type_hints(cls).items()}
 
     def read(data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            raise _refused(name, data)
+        _expect(isinstance(data, Mapping), name, data)
         if unknown := data.keys() - readers.keys():
             raise BadMessage(f"{name} has {_short(min(map(str, unknown)))}, which is unknown here")
         if missing := [key for key in readers if key not in data]:
@@ -238,8 +238,9 @@ def _object(cls: Any, name: str) -> Callable[[Any], Any]:
     return read
 
 
-def _refused(name: str, value: object) -> BadMessage:
-    return BadMessage(f"{name} of a report cannot be {_short(value)}")
+def _expect(fits: bool, name: str, value: object) -> None:
+    if not fits:
+        raise BadMessage(f"{name} of a report cannot be {_short(value)}")
 
 
 def _short(value: object) -> str:

@@ -18,9 +18,8 @@ from statistics import median
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.routes import worker_name
-from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart, apart
 from megatron_adaptra.measure.op_seconds import WINDOW
-from megatron_adaptra.measure.report import StageReport
 
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
 SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
@@ -63,23 +62,15 @@ class SlowWorkers:
         self._decided = dict.fromkeys(self.charts, 1.0)
         self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
 
-    def update(self, reports: Mapping[int, StageReport]) -> list[int]:
+    def update(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
         """Take one iteration; return the workers whose factor is not the one planned for.
 
         Args:
-            reports: by worker. One whose report is missing, or that ran no microbatch, keeps its
-                factor. Seconds in a report are of one op, so that it does not matter how many
-                there were; only kinds of ops that others ran too, or that it ran before, count.
+            times: by worker, seconds by kind of op. One that is missing, or ran no microbatch,
+                keeps its factor. Seconds are of one op, so that it does not matter how many there
+                were; only kinds of ops that others ran too, or that it ran before, count.
 
         They are returned again with each iteration until `accept`, or until they are as before.
-
-        Raises:
-            BadInput: there is no such worker.
-        """
-        return self.take({worker: report.wall for worker, report in reports.items()})
-
-    def take(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Do as `update`, but for `times`: by worker, seconds by kind of work.
 
         Raises:
             BadInput: there is no such worker.
@@ -93,7 +84,7 @@ class SlowWorkers:
             wall = {w: times[w] for w in self._of(stage) if w in times}
             self._update_stage(self._normal[stage], {w: row for w, row in wall.items() if row})
         now = self.factors()
-        return [w for w, factor in now.items() if _differ(factor, self._decided[w])]
+        return [w for w, factor in now.items() if apart(factor, self._decided[w])]
 
     def _update_stage(self, normal: _Normal, wall: Mapping[int, Mapping[str, float]]) -> None:
         times = normal.times(wall)
@@ -116,7 +107,7 @@ class SlowWorkers:
             self._confirmed.discard(worker)
             if confirmed:
                 factor = self._suspected[worker] = math.exp(median(chart.outside))
-                if chart.lasts or (before is not None and not _differ(factor, before)):
+                if chart.lasts or (before is not None and not apart(factor, before)):
                     self._confirmed.add(worker)
 
     def factors(self) -> dict[int, float]:
@@ -143,14 +134,6 @@ class SlowWorkers:
             del self._suspected[worker]
         self._confirmed.clear()
         self._decided = self.factors()
-
-    def changes(self) -> list[str]:
-        """Describe the changes since `accept`, one text per worker, in words for a decision."""
-        found = []
-        for worker, factor in self.factors().items():
-            if _differ(factor, self._decided[worker]):
-                found.append(worker_in_words(worker, factor, self._stages))
-        return found
 
     def alarms(self) -> list[str]:
         """Return the workers whose last sample is out of its chart, as `"1.2"`."""
@@ -181,7 +164,7 @@ class SlowWorkers:
 def worker_in_words(worker: int, factor: float, stages: int) -> str:
     """Describe that a `worker` takes `factor` times as long as peers; `stages`: of a replica."""
     takes = f"{factor:.1f} times as long as its peers"
-    if not _differ(factor, 1.0):
+    if not apart(factor, 1.0):
         takes = "as long as its peers again"
     return f"worker {worker_name(worker, stages)} takes {takes}"
 
@@ -230,9 +213,4 @@ def _middle(moved: Sequence[float], settled: bool) -> float:
 
 def _that_matters(log: float) -> float:
     """Return the logarithm of a factor, `log`, or 0 if the factor might as well be 1."""
-    return log if _differ(math.exp(log), 1.0) else 0.0
-
-
-def _differ(one: float, other: float) -> bool:
-    """Return whether plans for the two factors may differ."""
-    return abs(math.log(one / other)) >= math.log1p(RELATIVE)
+    return log if apart(math.exp(log), 1.0) else 0.0

@@ -14,35 +14,31 @@ from statistics import median
 from megatron_adaptra.ir.deps import ACTIVATION, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.link_delay import Link, Seen, link_sample, seen_by_messages
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
-Link = tuple[int, int]
 RECENT = 3  # iterations whose median counts
 FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
 
 
-def is_stock(reports: Sequence[StageReport]) -> bool:
-    """Return whether an iteration with these `reports` ran over Megatron's own messages."""
-    return all(report.ops for report in reports)
+def stock_links(reports: Sequence[StageReport], chunks: int) -> dict[Link, Seen]:
+    """Return what a pipeline's `reports` show of each link.
 
-
-def stock_links(
-    reports: Sequence[StageReport], chunks: int
-) -> tuple[dict[Link, float], dict[Link, float]]:
-    """Return delay and transit per link, as in an IterationRecord, from all stages' `reports`.
-
-    `chunks`: per stage. Where the receiving device was late itself, or its host was late to call
-    for the message or to launch the op, only the rest counts. Raises ValueError for what is no op,
-    KeyError for one that no stage has run.
+    `reports`: by stage. `chunks`: per stage. Where the receiving device was late itself, or its
+    host was late to call for the message or to launch the op, only the rest counts. Raises
+    ValueError for what is no op, KeyError for one that no stage has run.
     """
     stages = len(reports)
     routes = Routes(stages, chunks)
-    times = [{Op.parse(text): row for text, *row in report.ops or ()} for report in reports]
-    delays, transits = {}, {}
+    times = [
+        {Op.parse(text)._replace(home=None): row for text, *row in report.ops or ()}
+        for report in reports
+    ]
+    found: dict[Link, Seen] = {}
     for stage, ops in enumerate(times):
-        record, before = IterationRecord(stage, 0), 0.0
+        came: dict[int, list[Stamps]] = {}
+        before = 0.0
         for op, (start, end, asked, lag) in ops.items():
             token = remote_need(op, stage, routes)
             if token is not None:
@@ -52,12 +48,13 @@ def stock_links(
                 made = Op(kind, token.microbatch, token.position // stages)
                 sent, ready = times[source][made][1], max(before, asked)
                 stamps = Stamps(sent, posted=ready, completed=max(sent, start - max(0.0, lag)))
-                record.messages.append((source, made, stamps))
+                came.setdefault(source, []).append(stamps)
             before = end
-        for source in {source for source, _, _ in record.messages}:
-            delays[source, stage] = max(0.0, record.delay(source))
-            transits[source, stage] = record.transit(source)
-    return delays, transits
+        for source, some in came.items():
+            if seen := seen_by_messages(link_sample(some)):
+                link = reports[source].worker, reports[stage].worker
+                found[link] = seen._replace(seconds=max(0.0, seen.seconds))
+    return found
 
 
 class Excess:

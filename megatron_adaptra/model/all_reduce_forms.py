@@ -7,6 +7,11 @@ are exact for a ring, and for halving-doubling of a power of two; the others are
 clock, and StragglAR, where the rank is late by less than a buffer's time, within 35 %
 (tests/unit/sim/test_all_reduce_forms.py), and with pieces of more than a turn within 40 % for up to
 16 ranks.
+
+A reduce-scatter and an all-gather of equal shards take equally long. Lateness is in neither of
+their forms: after a rank has come, it sends (N - 1)/N of the buffer under any plan, and earlier
+work of others saves none of that. They are exact where no rank is late
+(tests/unit/sim/test_shard_forms.py).
 """
 
 from __future__ import annotations
@@ -139,6 +144,9 @@ _CUTS = {  # numbers of pieces that are tried
     "direct": tuple(range(1, 65)),
     "stragglar": tuple(range(1, 33)),
 }
+# The same per shard; more of a ring took longer (docs/evidence/allreduce.md).
+_SHARD_CUTS = {"ring": (1, 2, 4), "direct": (1, 2, 4)}
+SHARDED = tuple(_SHARD_CUTS)
 
 
 def seconds_after_arrival(algorithm: str, job: AllReduce, pieces: int) -> float:
@@ -166,3 +174,35 @@ def best_pieces(algorithm: str, job: AllReduce, most: float = math.inf) -> int:
     """
     cuts = [cut for cut in _CUTS.get(algorithm, ()) if cut <= most] or [1]
     return min(cuts, key=lambda cut: (seconds_after_arrival(algorithm, job, cut), cut))
+
+
+def shard_seconds(algorithm: str, job: AllReduce, pieces: int) -> float:
+    """Seconds from the arrival of the last rank to the end of the last one.
+
+    Args:
+        algorithm: one of SHARDED.
+        job: its ranks, buffer and ports.
+        pieces: into which each shard is cut.
+
+    Raises:
+        BadInput: there is no such algorithm.
+    """
+    if algorithm not in SHARDED:
+        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(SHARDED)}")
+    if job.ranks == 1:
+        return 0.0
+    piece = job.piece(job.ranks * pieces)
+    if algorithm == "direct":
+        return (job.ranks - 1) * pieces * piece + job.delay
+    # N - 1 steps: a piece goes on once it is there, and its port has sent those before it.
+    step = max(pieces * piece, piece + job.delay)
+    return (job.ranks - 2) * step + pieces * piece + job.delay
+
+
+def best_shard_pieces(algorithm: str, job: AllReduce) -> int:
+    """Return the number of pieces per shard that takes least time; the fewest of equals.
+
+    `algorithm`, `job`, BadInput: as of `shard_seconds`.
+    """
+    cuts = _SHARD_CUTS.get(algorithm, (1,))
+    return min(cuts, key=lambda cut: (shard_seconds(algorithm, job, cut), cut))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.in_flight import RECOMPUTED_SHARE
+from megatron_adaptra.ir.schedule import RECOMPUTED_SHARE
 from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
 
 

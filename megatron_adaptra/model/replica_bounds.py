@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heapify, heapreplace
 
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.model.shares import even_shares
 
 
 def replica_bound(conditions: ReplicaConditions) -> float:
@@ -54,16 +55,18 @@ class _Times:
         for stage in range(1, c.stages):
             for w in c.alive(stage):
                 self.head[w] = min(
-                    self.head[a] + self.forward[a] + self._message(a, w) for a in c.alive(stage - 1)
+                    self.head[a] + self.forward[a] + c.message_seconds(a, w)
+                    for a in c.alive(stage - 1)
                 )
                 self.home[w] = min(
-                    self._message(w, a) + self.early[a] + self.home[a] for a in c.alive(stage - 1)
+                    c.message_seconds(w, a) + self.early[a] + self.home[a]
+                    for a in c.alive(stage - 1)
                 )
         for stage in range(last - 1, -1, -1):
             for w in c.alive(stage):
                 self.trip[w] = min(
-                    self._message(w, b) + self.forward[b] + self.trip[b] + self.early[b]
-                    + self._message(b, w)
+                    c.message_seconds(w, b) + self.forward[b] + self.trip[b] + self.early[b]
+                    + c.message_seconds(b, w)
                     for b in c.alive(stage + 1)
                 )  # fmt: skip
 
@@ -73,11 +76,6 @@ class _Times:
         c = self.conditions
         each = [c.on_core(w) * (self.forward[w] + self.backward[w]) for w in range(c.workers)]
         return sum(min(each[w] for w in c.alive(stage)) for stage in range(c.stages))
-
-    def _message(self, source: int, target: int) -> float:
-        c = self.conditions
-        wire = c.passes(source, target)
-        return wire + c.link(source, target).delay
 
     def least(self, worker: int, count: int) -> float:
         """Seconds that `count` microbatches on `worker` take at least."""
@@ -93,3 +91,21 @@ class _Times:
             begun + count * (forward + early) + self.home[worker],
             count * ways * c.port(worker),
         )
+
+
+def even_shares(costs: Sequence[Callable[[int], float]], count: int) -> list[int]:
+    """Numbers that add up to `count` and whose greatest cost is the least there is.
+
+    Args:
+        costs: per worker, seconds of so many microbatches; it grows with their number, and is
+            infinite for a worker that is to have none.
+        count: microbatches in all.
+    """
+    shares = [0] * len(costs)
+    heap = [(cost(1), i) for i, cost in enumerate(costs)]
+    heapify(heap)
+    for _ in range(count):
+        _, i = heap[0]
+        shares[i] += 1
+        heapreplace(heap, (costs[i](shares[i] + 1), i))
+    return shares

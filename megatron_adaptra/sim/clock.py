@@ -21,10 +21,11 @@ from itertools import accumulate, count, pairwise
 
 from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
-from megatron_adaptra.ir.costs import Costs
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.deps import GRADIENT, carried, maker, remote_need, user
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
@@ -35,6 +36,7 @@ _MOVES = {Kind.SEND_F: _SEND, Kind.SEND_B: _SEND, Kind.POST_F: _POST, Kind.POST_
 # moves (or -1), the target of a send (or -1).
 Step = tuple[int, Op, float, int, int]
 _WAITED = 1 << 60  # plus a worker, in place of a message: its wait before computing ends
+Costs = Conditions | ReplicaConditions  # of one pipeline, or of several replicas
 _LinkCosts = tuple[float, float, tuple[Hashable, ...]]
 
 

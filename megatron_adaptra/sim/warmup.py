@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.posting import works_of
 from megatron_adaptra.ir.program import links_ahead, lower_line
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import warmup_line
-from megatron_adaptra.ir.traffic import works_of
 from megatron_adaptra.sim.clock import Clock, Step, compile_line
 
 

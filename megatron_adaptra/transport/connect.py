@@ -28,6 +28,13 @@ def store_connection() -> Any:
     return store
 
 
+def gather(mine: Any, group: Any = None) -> list[Any]:
+    """Return each rank's `mine`, by rank of a `group`, by default of all: a collective of it."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, mine, group=group)
+    return gathered
+
+
 def new_devices() -> list[Any]:
     """Create gloo devices: one per interface in GLOO_SOCKET_IFNAME, else one by the host's name.
 

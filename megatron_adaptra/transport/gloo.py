@@ -93,27 +93,15 @@ class GlooTransport(Transport):
         inbox.post(work)
         return work
 
-    def replace(
-        self, peer: int, outgoing: Mapping[int, GlooLink], incoming: Mapping[int, GlooLink]
-    ) -> None:
-        """From now on use new links to and from `peer`; what is under way on the old ones is lost.
-
-        Raises PeerLost if this side is closed.
-        """
-        self._refuse_closed(incoming[peer])
-        self._inboxes[peer].close()
-        self._inboxes[peer] = _Inbox(incoming[peer])
-        self._out[peer] = outgoing[peer]
-
     @property
     def two_way(self) -> bool:
         """True where one connection serves both ways of a link."""
         return any(self._out.get(p) is inbox.link for p, inbox in self._inboxes.items())
 
     def add(self, outgoing: Mapping[int, GlooLink], incoming: Mapping[int, GlooLink]) -> None:
-        """Use links with further peers, too, or others with peers that have nothing under way.
+        """Use links with further peers, too, or new ones in place of those with a peer.
 
-        Raises PeerLost if this side is closed.
+        What is under way on replaced links is lost. Raises PeerLost if this side is closed.
         """
         for peer, link in incoming.items():
             self._refuse_closed(link)

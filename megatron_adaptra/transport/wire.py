@@ -1,7 +1,7 @@
 """The wire between the processes of a job: gloo, or our own engine, carries everything.
 
-A Wire opens transports and, for small collectives, groups. Over the engine all of them share one
-endpoint; over gloo each has connections of its own.
+A Wire opens transports and, for small collectives, groups. Over the engine all those of one wire
+share an endpoint; over gloo each has connections of its own.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Wire(ABC):
         these links alone. `timeout`: seconds for the other ends to come, then PeerLost.
         """
 
-    @abstractmethod
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> Transport:
         """Return a transport to measure `links` with, both ways; the rest as for `transport`."""
+        return self.transport(name, ranks, links, emulator)
 
     @abstractmethod
     def control(self, name: str, ranks: Sequence[int]) -> Transport:

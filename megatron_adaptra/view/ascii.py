@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.view.axis import ms, number, ticks
-from megatron_adaptra.view.bars import Bar, Gantt
-from megatron_adaptra.view.legend import categories_in
+from megatron_adaptra.view.bars import Bar, Gantt, categories_in
 from megatron_adaptra.view.theme import BOX_TEXT
 
 IDLE, MORE = ".", ">"

@@ -1,29 +1,20 @@
-"""One Gantt as a picture of its own: SVG, page or PNG."""
+"""One Gantt as a picture of its own, SVG, page or PNG; or several on one scale as a page."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.html.legend import gantt_legend
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import Table, gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png.plots import draw_gantt, draw_legend, save, write_header
+from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
-WIDTH = 1160  # pixels
-
-
-class Table(NamedTuple):
-    """Text in cells under a `title`: one row `head`, then `rows`."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+WIDTH, LOW_ROW = 1160, 18  # pixels
 
 
 @dataclass(frozen=True)
@@ -76,25 +67,21 @@ def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
 def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
     """A page: the Gantt, `width` pixels wide, and its figures."""
     svg = gantt_svg(drawing.gantt, drawing.seconds, width=width, title=drawing.name)
+    style = f"min-width:{width}px" if width > WIDTH else None  # a wider one is scrolled
     parts = [
         header(drawing.job, drawing.headline(), [drawing.why]),
         tiles(drawing.figures),
         section(
             drawing.title,
             gantt_legend([drawing.gantt], drawing.seconds),
-            element("div", element("div", svg, style=_wide(width)), class_="scroll"),
+            element("div", element("div", svg, style=style), class_="scroll"),
             note="Hover over a box or a line for its times.",
         ),
     ]
     if drawing.table:
-        title, head, rows = drawing.table
-        parts.append(section(title, table(head, rows)))
+        title, columns, rows = drawing.table
+        parts.append(section(title, table(columns, rows)))
     return page(drawing.headline(), *parts)
-
-
-def _wide(width: int) -> str | None:
-    """Return the style that lets a page scroll a picture wider than WIDTH; None for others."""
-    return f"min-width:{width}px" if width > WIDTH else None
 
 
 def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
@@ -105,7 +92,47 @@ def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
     def draw(figure: Any, height: float) -> None:
         write_header(figure, height, drawing.headline(), drawing.job, drawing.why)
         at = (0.07, foot / height, 0.90, tall / height)
-        draw_gantt(figure.add_axes(at), gantt, drawing.seconds, "")
+        draw_gantt(figure.add_axes(at), gantt, drawing.seconds)
         draw_legend(figure, [gantt], drawing.seconds, (foot + tall + 0.2) / height)
 
     save(path, head + tall + foot, draw)
+
+
+def side_by_side_html(
+    name: str,
+    headline: str,
+    leads: Sequence[str],
+    figures: Sequence[tuple[str, str]],
+    gantts: Mapping[str, Gantt],
+    cells: Table,
+) -> str:
+    """The page.
+
+    Args:
+        name: of what is compared; empty for none.
+        headline: what came out.
+        leads: more sentences.
+        figures: the most important ones, as text, each with what it is.
+        gantts: by title, drawn on the scale of the longest.
+        cells: the table that stands before them.
+    """
+    longest = max((gantt.makespan for gantt in gantts.values()), default=0.0)
+    seconds = 1.02 * longest or 1.0  # with room for the last label
+    pictures = [
+        element(
+            "div", gantt_svg(gantt, seconds, width=WIDTH, row=LOW_ROW, title=title), class_="scroll"
+        )
+        for title, gantt in gantts.items()
+    ]
+    return page(
+        headline,
+        header(name, headline, leads),
+        tiles(figures),
+        section(cells.title, table(cells.columns, cells.rows)),
+        section(
+            "The iterations on one scale",
+            gantt_legend(list(gantts.values()), seconds),
+            *pictures,
+            note="Hover over a box or a line for its times.",
+        ),
+    )

@@ -1,10 +1,8 @@
-"""The words and numbers of a report, even of an incomplete one: shared by page and PNG."""
+"""The words and numbers of a report and of the demo's closing table."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_adaptra.view.axis import number, size
@@ -13,16 +11,16 @@ from megatron_adaptra.view.charts import Mark, Series, known
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Shares, Summary
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
 COLUMNS = 8  # stages that get a column each; more stages share one column of ranges
-_MEMORY = (
-    ("budget", "budget"),
-    ("predicted_peak", "predicted peak"),
-    ("measured_peak", "measured peak"),
-)
 QUIET = 0.25  # a link whose highest delay is below this share of the worst one stays grey
 MOST_NAMED = 4  # links in the legend of a chart
+_SLOW = {
+    "slow_links": "link", "slow_paths": "path", "slow_workers": "worker",
+    "slow_replicas": "replica", "slow_hosts": "port",
+}  # fmt: skip
 
 
 class Picture(NamedTuple):
@@ -33,144 +31,77 @@ class Picture(NamedTuple):
     measured: bool
 
 
-def value(data: object) -> float | None:
-    """The finite number that `data` is, or None."""
-    if isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data):
-        return float(data)
-    return None
+def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
+    """Return the one of `phases` that a report is about: slow, measured, or the first."""
+    return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
-def mapping(data: object) -> Mapping[str, Any]:
-    """The mapping that `data` is, or an empty one."""
-    return data if isinstance(data, Mapping) else {}
+def phase_ms(report: Report, arm: ArmReport, phase: str) -> float:
+    """Return the median ms of the `arm`'s iterations in the `phase`."""
+    return report.summary["arms"][arm.name]["phases"][phase]["iteration_ms"]
 
 
-def listing(data: object) -> Sequence[Any]:
-    """The list that `data` is, or an empty one."""
-    return data if isinstance(data, Sequence) and not isinstance(data, str) else ()
-
-
-def config(report: Report) -> Mapping[str, Any]:
-    """The settings of the run."""
-    return mapping(report.summary.get("config"))
-
-
-def key_phase(report: Report) -> str | None:
-    """The phase the headline is about."""
-    names = list(report.phases) or [
-        phase for arm in report.arms for phase in mapping(_arm(report, arm.name).get("phases"))
-    ]
-    return next((n for n in ("slow", "measured") if n in names), names[0] if names else None)
-
-
-def phases(report: Report) -> list[str]:
-    """Return the names of the phases."""
-    return list(report.phases) or [p for p in [key_phase(report)] if p]
-
-
-def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
-    """Return the summary's ms in `phase`, else the median of its iterations; None for neither."""
-    given = mapping(mapping(_arm(report, arm.name).get("phases")).get(phase))
-    stated = value(given.get("iteration_ms"))
-    if stated is not None:
-        return stated
-    first, end = report.phases.get(phase, (0, 0))
-    times = [v for i, v in known(arm.iteration_ms) if first <= i < end]
-    return median(times) if times else None
-
-
-def ratio(report: Report, phase: str) -> float | None:
+def speedup(report: Report, phase: str) -> float:
     """Return how many times as fast Adaptra runs in `phase`."""
-    times = {arm.name: phase_ms(report, arm, phase) for arm in report.arms}
-    stock, adaptra = times.get("stock"), times.get("adaptra")
-    return stock / adaptra if stock and adaptra else None
+    stock, adaptra = (report.summary["arms"][name]["phases"] for name in ("stock", "adaptra"))
+    return stock[phase]["iteration_ms"] / adaptra[phase]["iteration_ms"]
 
 
-def speedup(report: Report) -> float | None:
-    """Return how many times as fast Adaptra runs in the phase that the headline is about."""
-    stated = value(report.summary.get("speedup_slow"))
-    phase = key_phase(report)
-    return stated if stated is not None else ratio(report, phase) if phase else None
-
-
-def slow_parts(report: Report) -> list[str]:
-    """Name slow parts, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1; port 2."""
-    parts = []
-    for key, noun in (
-        ("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"),
-        ("slow_replicas", "replica"), ("slow_hosts", "port"),
-    ):  # fmt: skip
-        given = [str(one).partition(":")[0] for one in listing(config(report).get(key))]
-        names = [name.replace("-", "–") for name in given]
-        if names:
-            parts.append(f"{noun}{'s' if len(names) > 1 else ''} {' and '.join(names)}")
-    return parts
-
-
-def late_ranks(report: Report) -> list[str]:
-    """Name the ranks that came late, such as: rank 2; ranks 1 and 2."""
-    given = [str(one).partition(":")[0] for one in listing(config(report).get("late_ranks"))]
-    return [f"rank{'s' if len(given) > 1 else ''} {' and '.join(given)}"] if given else []
-
-
-def slow_noun(summary: Mapping[str, Any]) -> str:
+def slow_noun(config: Mapping[str, Any]) -> str:
     """Return the noun for the cause: slow link, path, worker, replica or port, or late rank.
 
-    `summary`: what summary.json holds.
+    `config`: of a summary.
     """
-    given = mapping(summary.get("config"))
-    nouns = (
-        ("slow_links", "slow link"), ("slow_paths", "slow path"), ("slow_workers", "slow worker"),
-        ("slow_replicas", "slow replica"), ("slow_hosts", "slow port"), ("late_ranks", "late rank"),
-    )  # fmt: skip
-    return next((noun for key, noun in nouns if listing(given.get(key))), "slow link")
+    late = "late rank" if config["late_ranks"] else "slow link"
+    return next((f"slow {noun}" for key, noun in _SLOW.items() if config[key]), late)
 
 
 def headline(report: Report) -> str:
     """Return the result in one line: the speed-up, and what was slow or late meanwhile."""
-    times = speedup(report)
-    if times is None:
-        return report.title
-    whiles = []
-    for parts, how in ((slow_parts(report), "slow"), (late_ranks(report), "late")):
-        if names := " and ".join(parts):
-            whiles.append(f"{names} {'are' if ' and ' in names else 'is'} {how}")
-    if whiles and key_phase(report) == "slow":
+    config, phase = report.summary["config"], key_phase(report.phases)
+    times = speedup(report, phase)
+    slow = " and ".join(_named(config[key], noun) for key, noun in _SLOW.items() if config[key])
+    late = _named(config["late_ranks"], "rank") if config["late_ranks"] else ""
+    whiles = [
+        f"{names} {'are' if ' and ' in names else 'is'} {how}"
+        for names, how in ((slow, "slow"), (late, "late"))
+        if names
+    ]
+    if whiles and phase == "slow":
         return f"{times:.2f}× as fast while {' and '.join(whiles)}"
-    healthy = ", links healthy" if key_phase(report) == "healthy" else ""
+    healthy = ", links healthy" if phase == "healthy" else ""
     return f"{times:.2f}× as fast as stock Megatron{healthy}"
+
+
+def _named(given: Sequence[str], noun: str) -> str:
+    """Name parts of a run, such as: link 2–3; links 0–1 and 2–3; worker 1.1; rank 2."""
+    names = [one.partition(":")[0].replace("-", "–") for one in given]
+    return f"{noun}{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
 
 def setting(report: Report) -> str:
     """The experiment in a sentence."""
-    c, parts = config(report), []
-    for key, noun, least in (
-        ("data_parallel", "replicas", 2), ("stages", "stages", 1),
-        ("microbatches", "microbatches", 1),
-    ):  # fmt: skip
-        count = value(c.get(key))
-        if count is not None and count >= least:
-            parts.append(f"{c[key]} {noun}")
-    text = " × ".join(parts)
-    if value(c.get("iterations")) is not None:
-        text += (", " if text else "") + f"{c['iterations']} iterations"
+    c = report.summary["config"]
+    text = f"{c['stages']} stages × {c['microbatches']} microbatches, {c['iterations']} iterations"
+    if c["data_parallel"] > 1:
+        text = f"{c['data_parallel']} replicas × {text}"
     slow, changes = report.phases.get("slow"), _changes(c)
     if changes and slow is not None:
         first, end = slow
         when = f"iterations {first} to {end - 1}" if end - first > 1 else f"iteration {first}"
-        text += ("; " if text else "") + f"in {when} {', '.join(changes)}"
+        text += f"; in {when} {', '.join(changes)}"
     return text
 
 
 def _changes(c: Mapping[str, Any]) -> list[str]:
     """Describe what the settings `c` made slow or late, and by how much."""
-    out, delay = [], value(c.get("delay_ms"))
-    names = [str(link).replace("-", "–") for link in listing(c.get("slow_links"))]
-    rules = ", ".join(map(str, listing(c.get("emulate_link"))))
+    out, delay = [], c["delay_ms"]
+    names = [link.replace("-", "–") for link in c["slow_links"]]
+    rules = ", ".join(c["emulate_link"])
     if names and rules:
         out.append(f"slow links {rules}")
     elif names and delay is not None:
-        rate = value(c.get("bandwidth"))
+        rate = c["bandwidth"]
         more = [f"takes {number(delay)} ms longer"] if delay or not rate else []
         more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
         links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
@@ -179,44 +110,36 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
         ("slow_paths", "path"), ("slow_workers", "worker"), ("emulate_worker", "worker"),
         ("slow_replicas", "replica"),
     ):  # fmt: skip
-        if given := [str(one) for one in listing(c.get(key))]:
+        if given := c[key]:
             out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
-    for one in listing(c.get("slow_hosts")):
-        host, _, most = str(one).partition(":")
+    for one in c["slow_hosts"]:
+        host, _, most = one.partition(":")
         out.append(f"all links of host {host} together pass {most} each way")
-    for one in listing(c.get("late_ranks")):
-        rank, _, late = str(one).partition(":")
+    for one in c["late_ranks"]:
+        rank, _, late = one.partition(":")
         out.append(f"data-parallel rank {rank} comes {late} late")
-    if out and (ports := [str(one) for one in listing(c.get("hosts"))]):
+    if out and (ports := c["hosts"]):
         out[-1] += f" (ports of hosts: {', '.join(ports)})"
     return out
 
 
-def comparisons(report: Report) -> list[tuple[str, bool]]:
-    """Return a sentence on each comparison of the arms, and whether its result is fine."""
-    out = []
-    for what, words, good in equalities(report.summary):
-        out.append((f"{what.capitalize()} {words}", good))
-    return out
-
-
-def equalities(summary: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+def equalities(summary: Summary) -> list[tuple[str, str, bool]]:
     """Return for losses and parameters: name, how equal the arms are, whether that is fine.
 
     `summary`: what summary.json holds.
     """
-    out, found = [], summary.get("equal_to_rounding", False)
-    for what in ("losses", "parameters"):
-        same, apart = (summary.get(f"{what}_{k}") for k in ("identical", "difference"))
-        if not isinstance(same, bool):
-            continue
-        share = value(apart)
-        how = "" if same or share is None else f" by {share:.1g} of their size"
-        words = "identical, bit for bit" if same else f"differ{how}"
-        if found and not same:
-            words = f"equal to rounding, they {words}"
-        if found is None and not same:
-            words = f"{words}, as dropout falls on other values where microbatches move"
+    out, found = [], summary["equal_to_rounding"]
+    for what, same, share in (
+        ("losses", summary["losses_identical"], summary["losses_difference"]),
+        ("parameters", summary["parameters_identical"], summary["parameters_difference"]),
+    ):
+        words = "identical, bit for bit"
+        if not same:
+            words = "differ" + ("" if share is None else f" by {share:.1g} of their size")
+            if found:
+                words = f"equal to rounding, they {words}"
+            if found is None:
+                words = f"{words}, as dropout falls on other values where microbatches move"
         out.append((what, words, same or found in (True, None)))
     return out
 
@@ -235,134 +158,97 @@ def pictures(report: Report) -> list[Picture]:
     return out
 
 
-def common_seconds(report: Report) -> float:
-    """The length of the one axis on which all timelines are drawn."""
-    lengths = [p.gantt.makespan for p in pictures(report) if p.gantt is not None]
-    return 1.04 * max(lengths, default=0.0) or 1.0
-
-
-def compared(report: Report) -> Mapping[str, Any]:
-    """Return the plan that was predicted, and the iterations it ran in; empty if not known."""
-    return mapping(report.summary.get("compared"))
-
-
-def predicted_and_measured(report: Report, arm: ArmReport) -> tuple[float | None, float | None]:
-    """Return both ms of an iteration under the plan compared: the summary's, else those drawn."""
-    given = _arm(report, arm.name)
-    stated = value(given.get("predicted_slow_ms")), value(given.get("measured_slow_ms"))
-    drawn = (None if t is None else 1e3 * t.iteration for t in (arm.predicted, arm.measured))
-    predicted, measured = (d if t is None else t for t, d in zip(stated, drawn, strict=True))
-    return predicted, measured
-
-
 def error(report: Report, arm: ArmReport) -> str:
     """Return how far the measurement is off the prediction; empty where one is missing."""
-    predicted, measured = predicted_and_measured(report, arm)
+    figures = report.summary["arms"][arm.name]
+    predicted, measured = figures["predicted_slow_ms"], figures["measured_slow_ms"]
     if not predicted or measured is None:
         return ""
     return f"{100 * (measured / predicted - 1):+.1f} %"
 
 
-def notes(report: Report) -> list[str]:
-    """Return the notes that explain the figures."""
-    return [str(note) for note in listing(report.summary.get("notes"))]
-
-
 def peak_in_flight(report: Report, arm: ArmReport) -> str:
     """Return the peak of microbatches per stage, from the summary, else from a timeline."""
-    stated: Sequence[Any] = listing(_arm(report, arm.name).get("peak_in_flight"))
+    stated = report.summary["arms"][arm.name]["peak_in_flight"]
     timeline = arm.measured or arm.predicted
-    if not stated and timeline is not None:
-        stated = timeline.peak_in_flight()
-    return ranges([v for v in map(value, stated) if v is not None])
+    return ranges(stated or (timeline.peak_in_flight() if timeline is not None else ()))
 
 
-def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
+def peak_bytes(summary: Summary, arm: str) -> str:
     """Return the bytes of the peak of microbatches of `arm`, per stage; empty where not known.
 
     `summary`: what summary.json holds.
     """
-    memory = mapping(summary.get("memory"))
-    peaks = listing(mapping(mapping(summary.get("arms")).get(arm)).get("peak_in_flight"))
-    each = listing(memory.get("bytes_per_microbatch"))
-    held = _known(memory.get("measured_peak_bytes")) if arm == "adaptra" else []
-    return ranges([size(round(one)) for one in held or _products(peaks, each)])
+    if (memory := summary["memory"]) is None:
+        return ""
+    held = memory["measured_peak_bytes"] if arm == "adaptra" else None
+    peaks = summary["arms"][arm]["peak_in_flight"] or ()
+    return ranges([size(round(one)) for one in held or _bytes(peaks, memory)])
 
 
 def memory_table(
-    summary: Mapping[str, Any], most: int = COLUMNS
+    summary: Summary, most: int = COLUMNS
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return columns and rows (name, cells) of activations: budget, predicted and measured peak.
 
     A column per stage, or worker, or one for all where there are more than `most`. `summary`: what
     summary.json holds.
     """
-    memory = mapping(summary.get("memory"))
-    each = memory.get("bytes_per_microbatch")
+    if (memory := summary["memory"]) is None:
+        return [], []
     rows: list[tuple[str, list[str]]] = []
-    for key, name in _MEMORY:
-        in_microbatches = [value(one) for one in listing(memory.get(key))]
-        cells = ["no limit" if one is None else f"{one:.4g}" for one in in_microbatches]
+    for name, peaks, held in (
+        ("budget", memory["budget"], None),
+        ("predicted peak", memory["predicted_peak"], memory["predicted_peak_bytes"]),
+        ("measured peak", memory["measured_peak"], memory["measured_peak_bytes"]),
+    ):
+        cells = ["no limit" if one is None else f"{one:.4g}" for one in peaks]
         rows.append((f"{name}, microbatches", cells))
-        in_bytes = _known(memory.get(f"{key}_bytes")) or _products(in_microbatches, listing(each))
-        rows.append((f"{name}, bytes", [size(round(one)) for one in in_bytes]))
-    rows.append(("one microbatch, bytes", [size(round(one)) for one in _known(each)]))
-    rows = [(name, cells) for name, cells in rows if cells]
-    stages = max((len(cells) for _, cells in rows), default=0)
-    names = [str(name) for name in listing(summary.get("workers"))]
-    names = names if len(names) >= stages else [str(stage) for stage in range(stages)]
+        in_bytes = [size(round(one)) for one in held or _bytes(peaks, memory)]
+        rows.append((f"{name}, bytes", in_bytes))
+    each = [size(one) for one in memory["bytes_per_microbatch"] or ()]
+    rows = [(name, cells) for name, cells in (*rows, ("one microbatch, bytes", each)) if cells]
+    stages = len(memory["budget"])
+    names = summary["workers"] or [str(stage) for stage in range(stages)]
     if stages <= most:
         return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
     head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
     return [head], [(name, [ranges(cells)]) for name, cells in rows]
 
 
-def row_noun(summary: Mapping[str, Any]) -> str:
+def row_noun(summary: Summary) -> str:
     """Return the noun of a `summary`'s lists: worker where replicas have one plan, else stage."""
-    return "worker" if listing(summary.get("workers")) else "stage"
+    return "worker" if summary["workers"] else "stage"
 
 
-def _known(data: object) -> list[float]:
-    """Return the numbers in the list `data`; empty where one of its values is no number."""
-    numbers = [value(one) for one in listing(data)]
-    known = [one for one in numbers if one is not None]
-    return known if len(known) == len(numbers) else []
-
-
-def _products(some: Sequence[Any], others: Sequence[Any]) -> list[float]:
-    first, second = _known(some), _known(others)
-    return [a * b for a, b in zip(first, second, strict=True)] if len(first) == len(second) else []
-
-
-def replans(report: Report) -> list[Mapping[str, Any]]:
-    """The decisions of the run, in order."""
-    return [mapping(replan) for replan in listing(report.summary.get("replans"))]
+def _bytes(peaks: Sequence[float | None], memory: MemoryFigures) -> list[float]:
+    """Return the bytes of `peaks`, which are microbatches; empty where some are not known."""
+    known = [peak for peak in peaks if peak is not None]
+    each = memory["bytes_per_microbatch"] or ()
+    return [a * b for a, b in zip(known, each, strict=True)] if len(known) == len(each) else []
 
 
 def replan_marks(report: Report) -> list[Mark]:
     """The replans, changes of the all-reduce, and of replicas' microbatches, for a chart."""
-    marks = []
-    for replan in replans(report):
-        at = value(replan.get("iteration"))
-        if at is not None:
-            marks.append(Mark(int(at), f"replan at iteration {at:g}: {replan.get('why') or ''}"))
-    for one in map(mapping, listing(report.summary.get("all_reduces"))):
-        if (at := value(one.get("iteration"))) is not None:
-            why = one.get("why") or ""
-            marks.append(Mark(int(at), f"another all-reduce at iteration {at:g}: {why}"))
-    for one in map(mapping, listing(report.summary.get("shares"))):
-        if (at := value(one.get("iteration"))) is not None:
-            why = one.get("why") or ""
-            marks.append(Mark(int(at), f"other counts of microbatches at iteration {at:g}: {why}"))
-    return marks
+    summary = report.summary
+    decisions = [
+        *(("replan", one["iteration"], one["why"]) for one in summary["replans"]),
+        *(("another all-reduce", one["iteration"], one["why"]) for one in summary["all_reduces"]),
+        *(
+            ("other counts of microbatches", one["iteration"], one["why"])
+            for one in summary["shares"]
+        ),
+    ]
+    return [Mark(at, f"{what} at iteration {at}: {why}") for what, at, why in decisions]
 
 
 def time_series(report: Report) -> list[Series]:
     """Return a line of iteration times per arm."""
+    arms = report.summary["arms"]
     return [
-        Series(arm.name, arm.iteration_ms, arm_colour(arm.name, i))
+        Series(arm.name, arms[arm.name]["iteration_ms"], arm_colour(arm.name, i))
         for i, arm in enumerate(report.arms)
-        if known(arm.iteration_ms)
+        if known(arms[arm.name]["iteration_ms"])
     ]
 
 
@@ -393,5 +279,50 @@ def delay_series(report: Report) -> list[Series]:
     return quiet + loud
 
 
-def _arm(report: Report, name: str) -> Mapping[str, Any]:
-    return mapping(mapping(report.summary.get("arms")).get(name))
+def all_reduce_detail(one: AllReduce) -> str:
+    """Describe `one`: the change, its ranks, and the predicted and measured times."""
+    times = _times(
+        ("native", one["native_ms"]),
+        ("predicted", one["predicted_ms"]),
+        ("measured", one["measured_ms"]),
+    )
+    text = f"{one['before']} → {one['after']}; ranks {ranges(one['ranks'])}"
+    return text + (f"; after the last arrival {times}" if times else "")
+
+
+def shares_detail(one: Shares) -> str:
+    """Describe `one`: the change, the predicted and measured times, the other remedies."""
+    times = _times(
+        ("with equal counts", one["full_ms"]),
+        ("predicted", one["predicted_ms"]),
+        ("measured", one["measured_ms"]),
+    )
+    others = [
+        f"{other['remedy']} would leave {number(other['leaves_ms'])} ms"
+        for other in one["cheaper"]
+        if other["leaves_ms"] is not None
+    ]
+    change = f"{counts(one['before'])} → {counts(one['after'])} microbatches"
+    return "; ".join([change, f"an iteration {times}", *others])
+
+
+def _times(*times: tuple[str, float | None]) -> str:
+    return ", ".join(f"{word} {number(ms)} ms" for word, ms in times if ms)
+
+
+def counts(each: Sequence[int]) -> str:
+    """Return the microbatches of `each` replica as text, `9,9,5,9`."""
+    return ",".join(map(str, each))
+
+
+def shares_line(one: Shares) -> str:
+    """A line of the closing table, for `one` of summary.json."""
+    return (
+        f"microbatches from iteration {one['iteration']} on, {counts(one['after'])}: "
+        f"{one['why']} ({shares_detail(one)})"
+    )
+
+
+def measured_too(ms: float | None) -> str:
+    """Return words on the `ms` that were measured, to follow a prediction; empty for None."""
+    return "" if ms is None else f", measured {number(ms)} ms"

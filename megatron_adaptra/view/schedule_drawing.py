@@ -7,7 +7,8 @@ from collections import Counter
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.axis import ms, number
-from megatron_adaptra.view.drawing import Drawing, Table
+from megatron_adaptra.view.drawing import Drawing
+from megatron_adaptra.view.html.page import Table
 from megatron_adaptra.view.pipeline import pipeline_gantt
 
 

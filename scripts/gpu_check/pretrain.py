@@ -231,7 +231,7 @@ def on_a_gpu_all_the_same() -> None:
     """
     from megatron_adaptra.adapter.compat.patch_attr import find, patch_attr
 
-    patch_attr(*find("megatron_adaptra.adapter.compat.backend:messages_on_gpus"), lambda: True)
+    patch_attr(*find("megatron_adaptra.adapter.entry.activate:messages_on_gpus"), lambda: True)
 
 
 def uncopied() -> None:

@@ -22,9 +22,9 @@ MODULES = (
     "megatron_adaptra.adapter.compat.patches", "megatron_adaptra.device.cuda",
     "megatron_adaptra.execute.small.small_collectives",
     "megatron_adaptra.adapt.reductions.remedy", "megatron_adaptra.agree.controller",
-    "megatron_adaptra.execute.executor", "megatron_adaptra.adapt.routes.replanner",
+    "megatron_adaptra.execute.executor", "megatron_adaptra.adapt.routes.remedy",
     "megatron_adaptra.transport.engine.on_device", "transport.ranks", "fakes.controlled_cuda.gpu",
-    "runtime.pipeline", "runtime.replica_job",
+    "agree.pipeline", "adapt.replica_job",
 )  # fmt: skip
 OURS = "PYTHONPATH_BEFORE"  # what PYTHONPATH was, for the server's processes
 

@@ -172,7 +172,7 @@ def _serve(control: socket.socket, kind: str) -> Callable[[], int]:
     """Fork the ranks of one job after the other; returns, in each rank, what is to be run."""
     if kind == "plugin":
         sys.argv = [__file__, "--distributed-backend", "gloo"]  # register() looks for it
-        from megatron_adaptra.adapter.entry.register import register
+        from megatron_adaptra.adapter.entry.plugin import register
 
         register()
     elif kind == "stock":

@@ -35,8 +35,8 @@ def megatron() -> None:
     global closed_groups, mpu, OpWatch, Tie
     from megatron.core import parallel_state as mpu
 
-    from megatron_adaptra.adapter.pipeline import closed_groups
-    from megatron_adaptra.adapter.pipeline.closed_groups import Tie
+    from megatron_adaptra.adapter.compat import closed_groups
+    from megatron_adaptra.adapter.compat.closed_groups import Tie
     from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 
 

@@ -15,7 +15,7 @@ from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import BadBundle, PeerLost
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.wire import GlooWire, Wire

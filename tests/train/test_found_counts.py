@@ -13,9 +13,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from run_records import read_log
 from running import zygote
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.plan.ladder import ROUTES
 
 pytestmark = pytest.mark.timeout(600)

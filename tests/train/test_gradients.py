@@ -16,12 +16,13 @@ from transport.ranks import RankFixture, run
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
 from megatron_adaptra.adapter.step import planned_collectives, planned_groups
 from megatron_adaptra.adapter.step.gradients import GradientReduction
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.plan.reductions.direct import direct
+from megatron_adaptra.plan.reductions.builders import direct
 from megatron_adaptra.run import _check_flags
 
 RANKS = 4
@@ -142,11 +143,9 @@ def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named(
 
 @pytest.mark.parametrize("goal", [Goal.ALL_REDUCE, Goal.REDUCE_SCATTER])
 def test_of_more_ranks_than_auto_chooses_for_none_are_connected(goal: Goal) -> None:
-    reduction: Any = GradientReduction.__new__(GradientReduction)
-    reduction._config, reduction._given = AdaptraConfig(allreduce="auto"), None
-    assert reduction._not_ours(goal, [], 128) == ""
+    assert why_not(REDUCTIONS, Collective("auto", None, goal, 128)) == ""
     why = "auto chooses for at most 128 ranks, here are 129"
-    assert reduction._not_ours(goal, [], 129) == why
+    assert why_not(REDUCTIONS, Collective("auto", None, goal, 129)) == why
 
 
 def numbered(me: RankFixture) -> list[tuple[int, ...]]:

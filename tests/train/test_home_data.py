@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_adaptra.adapter.pipeline.home_data import HomeData, IterationData
+from megatron_adaptra.adapter.pipeline.home_data import HomeData, IterationData, unreadable
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 
@@ -83,7 +83,7 @@ def batch(home: int, number: int, consumed: int = 12) -> list[int]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_replica_reads_what_another_would(workers: int) -> None:
     data, iterator = HomeData(1), loader(1, workers)
-    assert data.why_not(iterator) == ""
+    assert unreadable(iterator) == ""
     plans = [
         "F0@1 F1@1 F2@1 F3@1",  # at home
         "F0@1 F0@2 F1@2 F3@0 F2@1",  # some of two others, some of its own not
@@ -130,7 +130,7 @@ def test_a_stage_that_reads_nothing_takes_nothing() -> None:
 def test_what_nobody_can_read_for_another_is_named() -> None:
     data = HomeData(0)
     generator = (x for x in range(9))
-    assert "come from a generator, not from Megatron's loader" in data.why_not(generator)
+    assert "come from a generator, not from Megatron's loader" in unreadable(generator)
     one = data.begin(generator, 2)
     one.at(Op.parse("F0@0"))
     assert next(one) == 0

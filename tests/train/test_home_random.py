@@ -26,8 +26,9 @@ def megatron() -> None:
     from megatron.core import rerun_state_machine
     from megatron.core.tensor_parallel import random
 
+    from megatron_adaptra.adapter.limits import no_states, own_generator
     from megatron_adaptra.adapter.pipeline import home_random
-    from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states, own_generator
+    from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
 
 
 @pytest.fixture(autouse=True)

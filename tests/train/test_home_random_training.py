@@ -18,7 +18,7 @@ from seeding import new_seed
 
 from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 pytestmark = pytest.mark.long
 

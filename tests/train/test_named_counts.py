@@ -20,9 +20,11 @@ from megatron_adaptra.ir.sync import SyncPlan
 @pytest.fixture(scope="module", autouse=True)
 def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
-    global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes, mpu, share_limits
+    global CountedBatches, ShareBatches, ShareData, NamedCounts, ScheduleTimes
+    global first_iteration, mpu, unreadable
     from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches
-    from megatron_adaptra.adapter.shares import share_limits
+    from megatron_adaptra.adapter.pipeline.home_data import unreadable
+    from megatron_adaptra.adapter.shares import first_iteration
     from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
     from megatron_adaptra.adapter.shares.share_times import ScheduleTimes
     from megatron_adaptra.adapter.shares.sources import NamedCounts, mpu
@@ -143,7 +145,7 @@ def test_a_stage_that_reads_nothing_takes_nothing() -> None:
 def test_data_that_nobody_can_read_for_another_are_refused() -> None:
     data, plan = ShareData(0), SyncPlan(2, (3, 1))
     generator = (x for x in range(9))
-    assert "come from a generator, not from Megatron's loader" in data.why_not(generator)
+    assert "come from a generator, not from Megatron's loader" in unreadable(generator)
     with pytest.raises(ScheduleError, match="come from a generator"):
         data.read_ahead(generator, plan)
     data.read_ahead(generator, home := SyncPlan(2, (2, 2)))
@@ -188,7 +190,7 @@ PAIR, ONE = torch.tensor([3.0, 2.0]), torch.tensor(1.5)
     ],
 )
 def test_losses_that_do_not_add_up_are_named(outputs: Any, per_token: bool, words: str) -> None:
-    found = share_limits._unlike(outputs, per_token)
+    found = first_iteration._unlike(outputs, per_token)
     assert (words in found) if words else found == ""
 
 

@@ -18,7 +18,7 @@ from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved_line
+from megatron_adaptra.plan.pipeline.fixed import interleaved_line
 from megatron_adaptra.plan.pipeline.initial import recomputed, starting_schedule
 
 STAGES, COUNT = 3, 6

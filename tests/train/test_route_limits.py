@@ -14,7 +14,7 @@ from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.agree.bundle import scheduled
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 START = first_schedule(2, 3, float("inf")).replicated(2)
 ON = AdaptraConfig(engine="executor", reroute="auto")
@@ -23,10 +23,11 @@ ON = AdaptraConfig(engine="executor", reroute="auto")
 @pytest.fixture(scope="module", autouse=True)
 def megatron() -> None:
     """Imported where these tests run: all processes of pytest-xdist collect them."""
-    global Run, mpu, route_limits
+    global Run, home_random, limits, mpu, run_setup
     from megatron.core import parallel_state as mpu
 
-    from megatron_adaptra.adapter.pipeline import route_limits
+    from megatron_adaptra.adapter import limits
+    from megatron_adaptra.adapter.pipeline import home_random, run_setup
     from megatron_adaptra.adapter.pipeline.run import Run
 
 
@@ -51,7 +52,7 @@ def test_a_mode_allows_what_keeps_the_order() -> None:
     deeper = replace(START, order=(line, *START.order[1:]))
     rows = {"home": START, "deeper": deeper, "swapped": exchanged(1, 3), "shifted": shifted()}
     allowed = {
-        m: {n for n, one in rows.items() if route_limits.allows(m, one)}
+        m: {n for n, one in rows.items() if run_setup.allows(m, one)}
         for m in ("alike", "none", "swap", "auto")
     }
     assert allowed == {
@@ -75,8 +76,8 @@ def test_a_mode_allows_what_keeps_the_order() -> None:
 def test_limits_of_any_rank_decide(
     asked: str, found: dict[str, str], executes: bool, mode: str
 ) -> None:
-    limits = {getattr(route_limits, name): why for name, why in found.items()}
-    assert route_limits.mode_of(asked, limits, executes) == mode
+    reasons = {getattr(limits, name): why for name, why in found.items()}
+    assert run_setup.mode_of(asked, reasons, executes) == mode
 
 
 SIZES = {"data": 2, "pipeline": 2, "virtual": None, "experts": 1}
@@ -107,9 +108,15 @@ def test_replicas_are_planned_apart_for_a_reason(
     }
     for name, size in {**SIZES, **sizes}.items():
         monkeypatch.setattr(mpu, names[name], lambda size=size: size)
-    why = route_limits.apart(config, on_device)
+    why = limits.why_not(limits.TOGETHER, limits.Case(config, on_device=on_device))
     assert words in why
     assert bool(words) == bool(why)
+
+
+def test_a_reason_stands_once_in_the_table() -> None:
+    reasons = [row.reason for row in limits.ROWS if row.reason != "{}"]
+    again = {reason for reason in reasons if reasons.count(reason) > 1}
+    assert not again, again
 
 
 class Model(torch.nn.Module):
@@ -127,15 +134,15 @@ class Model(torch.nn.Module):
 def test_dropout_keeps_microbatches_in_their_order_where_it_has_no_states_by_home(
     hidden: float, inside: float, words: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_limits, "no_states", lambda: why)
-    found = route_limits._order_counts({"model": Model(hidden, inside)})
+    monkeypatch.setattr(limits, "no_states", lambda: why)
+    found = limits.why_not(limits.MOVED, limits.Case(ON, {"model": Model(hidden, inside)}))
     assert found == (f"{words} random numbers, and {why}" if words and why else "")
 
 
 def test_a_generator_of_its_own_keeps_microbatches_in_their_order() -> None:
     model = Model(0.0, 0.0)
     model.part[0].generator = torch.Generator()  # type: ignore[assignment]
-    found = route_limits._order_counts({"model": model})
+    found = limits.why_not(limits.MOVED, limits.Case(ON, {"model": model}))
     assert found == "Linear draws from a generator of its own, in the order of ops"
 
 
@@ -157,26 +164,25 @@ def test_random_states_have_to_be_those_of_the_peers(
     for name in ("pipeline_model_parallel", "tensor_model_parallel", "context_parallel"):
         monkeypatch.setattr(mpu, f"get_{name}_rank", lambda: 0)
     states = torch.get_rng_state(), torch.zeros(8, dtype=torch.uint8), {"a": torch.ones(2)}
-    monkeypatch.setattr(route_limits.random, "_get_all_rng_states", lambda: states)
+    monkeypatch.setattr(home_random.random, "_get_all_rng_states", lambda: states)
 
     def gathered(mine: Any) -> list[Any]:
         place, digest = mine
         changed = digest if other == "same" else digest[::-1]
         return [mine, ((1, 0, 0), "of another stage"), (place, changed)]
 
-    monkeypatch.setattr(route_limits, "from_all_ranks", gathered)
-    assert bool(route_limits._other_states()) == (other == "another")
+    monkeypatch.setattr(home_random, "from_all_ranks", gathered)
+    assert bool(home_random.differing()) == (other == "another")
 
 
 def test_a_last_stage_without_losses_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     gathers = []
 
-    def peers(given: list[Any], mine: Any, group: Any) -> None:
+    def peers(mine: Any, group: Any) -> list[Any]:
         gathers.append(mine)
-        given[:] = [None, theirs]
+        return [None, theirs]
 
-    monkeypatch.setattr(idle_losses.dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(idle_losses.dist, "all_gather_object", peers)
+    monkeypatch.setattr(idle_losses, "gather", peers)
     theirs = {"lm loss": torch.tensor([7.0, 2.0]), "more": torch.tensor([3.0, 1.0])}
     idle = IdleLosses(None)
     for _ in range(3):

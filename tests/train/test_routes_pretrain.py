@@ -27,7 +27,7 @@ from trainings import (
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule, warmup_of
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 pytestmark = [needs_training, pytest.mark.timeout(1200)]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from test_gradients import trained
 
-from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+from megatron_adaptra.adapter.step.gradients import ShardedReduction
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.plan.reductions.sharded import direct_reduce_scatter
+from megatron_adaptra.plan.reductions.builders import direct_reduce_scatter
 
 QUICK = ("overlap", "gather")
 SCATTER, GATHER, SUMS = "reduce-scatter", "all-gather", "all-reduce"

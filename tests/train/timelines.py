@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 import pytest
+from run_records import read_log
 
-from megatron_adaptra.adapt.log_reader import read_log
 from megatron_adaptra.demo.comparison import BUSY
 from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.schedule import Schedule

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from statistics import median
+from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Vote
-from megatron_adaptra.adapt.pipeline.replanner import PipelineReplanner
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
-from megatron_adaptra.agree.bundle import SCHEDULE
+from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy
+from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.replica_estimate import Changed
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.starvation import Starvation
-from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan import Plan, make_plan
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
+from megatron_adaptra.sim.clock import simulate
+
+PipelineChange = Change[Plan, Conditions]
+
+STARVED_ITERATIONS = 5  # whose median counts
+STARVED_SHARE = 0.1  # of an iteration
 
 
 class PipelineRemedy(PlanRemedy[Plan, Conditions]):
     """A pipeline remedy plans the schedule of one pipeline from what its stages measure.
 
     Args:
-        start, log: see PlanRemedy.
+        start, rule, log, workers: see PlanRemedy.
         estimator: of this pipeline.
-        rule: by which plans are made and compared.
-        workers: of this pipeline, by stage.
     """
 
-    replanner: PipelineReplanner
+    estimator: Estimator
 
     def __init__(
         self,
@@ -41,33 +48,262 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
     ) -> None:
-        super().__init__(start, PipelineReplanner(start, estimator, rule), log, workers)
-        self.estimator, self.rule = estimator, rule
+        super().__init__(start, estimator, [estimator], rule, log, workers)
         self._starvation = Starvation(start.stages)
+        # Links for which no plan gained enough, with the seconds that they took before.
+        self._declined: dict[Path, float] = {}
+        self._declined_at = 0
 
-    def state(self) -> dict[str, float]:
-        return self.estimator.state()
+    def _settings(self) -> dict[str, Any]:
+        return {"estimator": self.estimator.settings()}
 
-    def start(self, vote: Vote) -> None:
-        super().start(vote)
-        self.log.record.run(
-            vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
-            estimator=self.estimator.settings(), delays=self.estimator.delays(),
-            rule=asdict(self.rule),
-        )  # fmt: skip
+    def _log_outcome(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
+        super()._log_outcome(iteration, rows)
+        reports, seconds = list(rows.values()), rows[0].seconds
+        if seconds is not None and (text := self._starvation.update(reports, seconds)):
+            self.vote.note(text)
 
-    def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        rows = list(reports.values())
-        seconds = rows[0].seconds
-        if seconds is not None:
-            self.log.outcome(iteration - 1, seconds)
-            if text := self._starvation.update(rows, seconds):
-                self.vote.note(text)
-
-    def _estimate(
-        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
-    ) -> Changed:
-        changed = self.replanner.observe(iteration, list(reports.values()), ran)
-        if self.estimator.unmet:
-            self.vote.note(self.estimator.unmet)
+    def _update(self, rows: Mapping[int, StageReport]) -> Changed:
+        reports = list(rows.values())
+        changed = Changed(self.estimator.update(reports), [])
+        self._over_budget |= self.estimator.measure_budget(reports)
         return changed
+
+    def _learns(self, iteration: int, ran: Schedule) -> bool:
+        often = ran.stock and self.estimator.stock_delay > 0
+        return often or super()._learns(iteration, ran)
+
+    def _replan(self, changed: bool) -> PipelineChange | None:
+        if self._paths and not self._postponed(changed):
+            return self._for_links()
+        if self._iteration % LEARN == 0 and self.estimator.calibrated:
+            return self._reconsider()
+        return None
+
+    def stock(self) -> Timeline:
+        """Simulate unchanged Megatron, which posts a receive when it needs the message."""
+        conditions = self.estimator.conditions(native=True)
+        policy = "interleaved" if conditions.chunks > 1 else "1f1b"
+        schedule = make_plan(conditions, policy, self.rule.sends).schedule
+        return simulate(lower(schedule, 0), conditions, self.rule.sends)
+
+    def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        return self.rule.evaluate(schedule, conditions)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._declined = {}
+
+    def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
+        depths = _warmups(current, plan)
+        return _what_back(current, plan) if to_start else f"back to that plan ({depths})"
+
+    def _why_spared(self, current: Plan, start: Plan) -> str:
+        return f"a deeper warmup gains too little now: {_what_back(current, start)}"
+
+    def _for_links(self) -> PipelineChange | None:
+        """Plan for links whose delays have changed for good; None where no swap is worth it now."""
+        c, before, self._paths = self.estimator.conditions(), self._paths, {}
+        eased = any(c.message_seconds(*link) < before[link] for link in before)
+        self._accept()
+        change = self._swap(before, c, eased)
+        if change is None:
+            self.stays = why_none(before, c)
+            self._decline(before, c)
+        elif self._trials.backoff(change.plan.schedule).blocks(self._iteration):
+            self._paths, change = before, None
+        return change
+
+    def _swap(
+        self, before: dict[Path, float], c: Conditions, eased: bool = False
+    ) -> PipelineChange | None:
+        """Return the change to the plan for conditions `c`; None where it is not worth it.
+
+        `before`: the links that it is for, with the seconds they took; `eased`: one takes less now.
+        """
+        began = time.perf_counter()
+        current, plan = self._evaluate(self._in_force, c), self._choose(c)
+        if not self.rule.worth(plan, current, eased):
+            return None
+        native = self.estimator.conditions(native=True) if self._in_force.stock else None
+        why = why_swap(before, c, current, plan, plan.schedule is self._start, native)
+        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+
+    def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
+        """Keep the links that are slower than `before`, as no plan gains enough from them.
+
+        That was found by a few samples. An iteration that something has held up, among them, makes
+        all ops look longer, and the gain less.
+        """
+        known = {**before, **self._declined}
+        self._declined_at = self._iteration
+        self._declined = {
+            link: old for link, old in known.items() if conditions.message_seconds(*link) > old
+        }
+
+    def _look_again(self) -> PipelineChange | None:
+        """Propose a plan for the links that were declined, if it gains enough by what is known."""
+        if self._iteration > self._declined_at + AGAIN:
+            self._declined = {}
+        if not self._declined or self._trials.blocks_any(self._iteration):
+            return None
+        return self._swap(self._declined, self.estimator.conditions())
+
+    def _reconsider(self) -> PipelineChange | None:
+        if (change := self._look_again()) is not None:
+            return change
+        if not self._in_force.same_as(self._start):
+            return super()._reconsider()
+        blocked = self._trials.blocks_leaving(self._in_force, self._iteration)
+        if blocked or self.estimator.stock_extra == 0:
+            return None
+        # Perhaps it has only turned out by now how much Megatron's messages cost.
+        conditions = self.estimator.conditions()
+        current = self._evaluate(self._in_force, conditions)
+        if current.extra <= self.rule.min_gain * current.predicted:
+            return None
+        plan = self._choose(conditions)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        native = self.estimator.conditions(native=True)
+        worst = max(native.links, key=lambda link: native.message_seconds(*link))
+        why = why_leave(worst, conditions, native, current, plan)
+        return Change(why, plan, current, conditions, links={worst: 0.0})
+
+    def _choose(self, conditions: Conditions) -> Plan:
+        """Return the policy's plan if it is clearly faster, else the first: memory is precious."""
+        start = self._evaluate(self._start, conditions)
+        plan = self.rule.make_plan(conditions)
+        return plan if self.rule.gains(plan, start) else start
+
+    def _stock_extra(self, plan: Plan) -> float:
+        extra = super()._stock_extra(plan)
+        if self._in_force.stock:  # then nobody has to guess
+            extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
+        return extra
+
+
+class Starvation:
+    """A check finds which of so many `stages` has a GPU that waits most for its late host.
+
+    No schedule helps against that.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._shares: list[deque[float]] = [deque(maxlen=STARVED_ITERATIONS) for _ in range(stages)]
+        self._reported = False
+
+    def update(self, reports: Sequence[StageReport], seconds: float) -> str:
+        """Take an iteration's `reports`, one per stage; return a line to log, once, else "".
+
+        `seconds`: those that an iteration takes.
+        """
+        for shares, report in zip(self._shares, reports, strict=True):
+            shares.append(report.starved / seconds)
+        typical = [median(shares) for shares in self._shares]
+        worst = max(range(len(typical)), key=typical.__getitem__)
+        few = len(self._shares[0]) < STARVED_ITERATIONS
+        if self._reported or few or typical[worst] < STARVED_SHARE:
+            return ""
+        self._reported = True
+        return (
+            f"the GPU of stage {worst} has nothing to do for {typical[worst]:.0%} of an iteration "
+            "because its host launches too late; no schedule helps against that"
+        )
+
+
+def why_swap(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    current: Plan,
+    plan: Plan,
+    back: bool,
+    native: Conditions | None = None,
+) -> str:
+    """Describe the decision for changed links in one sentence, for people.
+
+    Args:
+        before: links that have changed, with the seconds that a message took there.
+        conditions: what they are now.
+        current: what is in force.
+        plan: what comes.
+        back: whether that is the one without any slow link.
+        native: what they are now for Megatron's own messages, where these are in use.
+    """
+    links = _changes(before, conditions, native)
+    if back:
+        return f"{links}: {_what_back(current, plan)}"
+    rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
+    return f"{links}: {_remedies(current, plan)}{rest} ({_warmups(current, plan)})"
+
+
+def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
+    """Describe why slow links lead to no plan, if bytes take long there; else return no text.
+
+    `before`, `conditions`: see `why_swap`.
+    """
+    if not any(conditions.wire(*link) for link in before):
+        return ""
+    text = (
+        f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
+        "stays"
+    )
+    full = set(before) & set(conditions.full_links)
+    return f"{text}; {out_of_bandwidth(conditions)}" if full else text
+
+
+def why_leave(
+    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
+) -> str:
+    """Describe the decision in one sentence, where Megatron's own messages cost too much.
+
+    Args:
+        link: where most of it is spent.
+        conditions, native, current, plan: see `why_swap`.
+    """
+    return (
+        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms; most on "
+        f"link {link[0]}->{link[1]}, which takes {_takes(link, conditions, native)}: "
+        f"{_remedies(current, plan)} ({_warmups(current, plan)})"
+    )
+
+
+def _remedies(current: Plan, plan: Plan) -> str:
+    found = ["its messages leave the GPU's queue"] if current.schedule.stock else []
+    if not found or current.schedule.warmup != plan.schedule.warmup:
+        found.append("a deeper warmup hides it")
+    return ", and ".join(found)
+
+
+def _changes(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    native: Conditions | None = None,
+) -> str:
+    links = ", ".join(
+        f"{a}->{b} takes {_takes((a, b), conditions, native)}, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+        for (a, b), old in before.items()
+    )
+    return f"link {links}{ports_in_words(conditions, before)}"
+
+
+def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
+    takes = link_in_words(conditions, link)
+    if native is not None:
+        theirs = native.message_seconds(*link)
+        if theirs >= 2 * conditions.message_seconds(*link):
+            takes = f"{1e3 * theirs:.3g} ms for Megatron's messages, for ours {takes}"
+    return takes
+
+
+def _what_back(current: Plan, start: Plan) -> str:
+    """Describe going back to the first plan, with the warmup depths of both, for people."""
+    what = "Megatron's own messages" if start.schedule.stock else "1F1B"
+    return f"back to {what} ({_warmups(current, start)})"
+
+
+def _warmups(current: Plan, plan: Plan) -> str:
+    """Describe both plans' warmup depths, for people."""
+    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
+    return f"warmup {old} -> {new}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.log import Decision
@@ -34,10 +34,10 @@ class ReductionDecision(Decision):
     before: str
     after: str
     choice: dict[str, Any]
-    late_ms: list[float]
+    late_ms: list[float] = field(default_factory=list)
     predicted_ms: float
     native_ms: float
-    gain: float
+    gain: float = 0.0
     figures: dict[str, Any] | None = None
 
     def sentence(self) -> str:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
-from megatron_adaptra.adapt.offer import Offer
-from megatron_adaptra.adapt.planners import ChoiceProcess
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Offer, Proposed, Remedy
+from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
-from megatron_adaptra.base.errors import AdaptraError, PlanningFailed
-from megatron_adaptra.ir.buffers import Buffers
+from megatron_adaptra.base.errors import AdaptraError, BadInput, PlanningFailed
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.measure.arrivals import Pair
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import NATIVE, Choice
-from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.selector import Chosen
+from megatron_adaptra.plan.server import choose
 
 WARM = 2  # iterations at first that show nothing: connections, caches, buckets
 WINDOW = 5  # iterations whose median is what native and an iteration take
@@ -33,27 +33,29 @@ QUIET = 2 * WINDOW  # iterations without another line, where reductions never ch
 _SHOWN = 3  # changes that a decision has in words
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change puts an all-reduce to the vote, as it was `chosen`, with the reason `why`.
+class ChoiceProcess(PlanningProcess):
+    """A choice process chooses all-reduces; see PlanningProcess."""
 
-    `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
-    share of an iteration. `planning`: seconds that the choice took. `again`: as in Decision.
-    """
+    MODULE = "megatron_adaptra.plan.server"
 
-    chosen: Chosen
-    why: str
-    figures: Figures | None = None
-    gain: float = 0.0
-    planning: float = 0.0
-    again: int | None = None
+    def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+        """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
 
-    @property
-    def value(self) -> GroupReduction:
-        """The all-reduce that is voted on, with the late ranks, which must own no part of it."""
-        choice, figures = self.chosen.choice, self.figures
-        late = () if figures is None or choice.native else figures.rounded().very_late
-        return GroupReduction(choice, late)
+        The process starts with the first choice that needs a search. Raises PlanningFailed, too.
+        """
+        if not (in_force.sharded or figures.rounded().stands_out):
+            return choose(figures, in_force, min_gain)  # native, at once
+
+        def read(answer: dict[str, Any]) -> Chosen:
+            found = Chosen.from_json({key: answer[key] for key in answer if key != "number"})
+            if (found.choice.ranks, found.choice.sharded) != (in_force.ranks, in_force.sharded):
+                raise BadInput("choice", str(found.choice), f"in place of {in_force}")
+            return found
+
+        request = {
+            "figures": figures.to_json(), "in_force": in_force.to_json(), "min_gain": min_gain,
+        }  # fmt: skip
+        return self.ask(request, read)
 
 
 class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
@@ -66,8 +68,6 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         stays: where gradients are, in words, if a reduction never changes: then the log gets, for
             each rank that comes late, what another reduction would save. All ports then count as
             alike, at the rate of a ring by torch's backend. None to change reductions.
-
-    `offer`: what it would do about what has changed last; None until something has.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
     ) -> None:
         super().__init__(len(ranks), log)
         self.ranks, self._min_gain, self._stays = list(ranks), min_gain, stays
-        self.offer: Offer | None = None
         self._planner = ChoiceProcess()
         self._attempt = Attempt()
         self._estimate = AllReduceEstimate(len(ranks))
@@ -105,6 +104,9 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
     def close(self) -> None:
         super().close()
         self._planner.close()
+
+    def sender(self, report: ReductionReport) -> int:
+        return report.rank
 
     def observe(
         self, iteration: int, row: Mapping[int, ReductionReport]
@@ -148,7 +150,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         if (trial := attempt.trial) is not None:
             trial.judge(iteration, list(self._native), self._ours.around(trial.since)[1])
             if trial.failed is not None:
-                return self._undo(iteration, trial.failed)
+                return self._undo(trial.failed)
         waits = iteration < self._not_before or attempt.backoff.blocks(iteration)
         reason = changed or attempt.due(iteration) or self._delays_count(iteration)
         if len(self._native) < FEWEST or waits or not reason:
@@ -190,15 +192,15 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         waits = 2 * steps * self._estimate.late_ranks.delay()
         return not choice.native or waits >= self._min_gain * median(self._periods)
 
-    def _undo(self, iteration: int, outcome: Outcome) -> Proposed[ReductionDecision]:
+    def _undo(self, outcome: Outcome) -> Proposed[ReductionDecision]:
         """Propose native again, and block plans for a while: this one is slower than predicted."""
         native, ours = outcome
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
-        choice = self.vote.in_force[ALL_REDUCE].choice.by_native()
+        back = GroupReduction(self.vote.in_force[ALL_REDUCE].choice.by_native())
         again = self._attempt.backoff.until
-        return self._proposed(iteration, Change(Chosen(choice, native, native), why, again=again))
+        return self._proposed(back, Chosen(back.choice, native, native), why, again=again)
 
     def _figures(self) -> Figures | None:
         """Return the figures for a choice now; None until ports are known."""
@@ -245,18 +247,23 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             why = attempt.again[1]
         elif not changes:
             why = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
-        change = Change(chosen, why, figures, chosen.gain / figures.iteration, seconds)
+        # Late ranks must own no part of it.
+        late = () if chosen.choice.native else figures.rounded().very_late
+        value, gain = GroupReduction(chosen.choice, late), chosen.gain / figures.iteration
         try:
-            ALL_REDUCE.check(change.value, current)
+            ALL_REDUCE.check(value, current)
         except AdaptraError as error:
             self.vote.note(f"an all-reduce that was chosen is not used: {error}")
             self._not_before = iteration + WINDOW
             return None
         if self._stays is not None:
-            share = f"would save about {100 * change.gain:.0f} % of an iteration"
+            share = f"would save about {100 * gain:.0f} % of an iteration"
             self._advise(iteration, f"{chosen.choice} {share}")
             return None
-        return self._proposed(iteration, change)
+        return self._proposed(
+            value, chosen, why, gain=gain, planning_ms=1e3 * seconds, figures=figures.to_json(),
+            late_ms=[1e3 * one for one in figures.lateness],
+        )  # fmt: skip
 
     def _advise(self, iteration: int, about: str) -> None:
         """Log what is known `about` other reductions, after the reports of `iteration`."""
@@ -282,29 +289,20 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             self._attempt.again = None if self._estimate.changes() else later
         self._estimate.accept()
 
-    def _proposed(self, iteration: int, change: Change) -> Proposed[ReductionDecision]:
-        """Propose a `change` after the reports of `iteration`."""
-        before = self.vote.in_force[ALL_REDUCE].choice
-        chosen, figures = change.chosen, change.figures
-        late = () if figures is None else figures.lateness
-
-        def decide(swap: int) -> ReductionDecision:
-            return ReductionDecision(
-                number=self.log.made, iteration=swap, detected=iteration, ranks=self.ranks,
-                why=change.why, before=str(before), after=str(chosen.choice),
-                choice=chosen.choice.to_json(), late_ms=[1e3 * one for one in late],
-                predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native,
-                gain=change.gain, planning_ms=1e3 * change.planning, again=change.again,
-                figures=None if figures is None else figures.to_json(),
-            )  # fmt: skip
-
-        return Proposed(Bundle({ALL_REDUCE: change.value}), decide)
+    def _proposed(
+        self, value: GroupReduction, chosen: Chosen, why: str, **figures: Any
+    ) -> Proposed[ReductionDecision]:
+        """Propose a `value`, as it was `chosen`. `figures`: more of its decision."""
+        decision = ReductionDecision(
+            ranks=self.ranks, why=why, before=str(self.vote.in_force[ALL_REDUCE].choice),
+            after=str(chosen.choice), choice=chosen.choice.to_json(),
+            predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native, **figures,
+        )  # fmt: skip
+        return Proposed(Bundle({ALL_REDUCE: value}), decision)
 
     def switched(self, decision: ReductionDecision, before: ReductionDecision | None) -> None:
         self._estimate.accept()
-        why = None if before is None else before.why
-        tried = decision.after != NATIVE
-        self._attempt.switched(decision.iteration, tried, decision.again, why)
+        self._attempt.switched(decision, before, tried=decision.after != NATIVE)
 
 
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
-from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
-from megatron_adaptra.plan.pipeline.base import Plan
 
 WARMUP = (
     "warmup: forwards of each stage before its first backward, one more than Megatron's "
@@ -57,10 +55,13 @@ class LinkChange:
     wire_ms: float = 0.0
     bandwidth: float | None = None
 
-    @property
-    def message_ms(self) -> float:
-        """The milliseconds that a message takes now."""
-        return self.delay_ms + self.wire_ms
+    @classmethod
+    def between(
+        cls, source: LinkEnd, target: LinkEnd, before: float, now: LinkState, wire: float
+    ) -> LinkChange:
+        """Return the change from `before`, in seconds, to `now`; `wire`: seconds for the bytes."""
+        bandwidth = now.bandwidth if wire else None
+        return cls(source, target, 1e3 * before, 1e3 * now.delay, 1e3 * wire, bandwidth)
 
 
 @dataclass(kw_only=True)
@@ -101,10 +102,8 @@ class PlanDecision(Decision):
     refreshed_ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in later}
         links = [asdict(link) for link in self.links]
-        return {**data, "links": links, "stock_ms": 1e3 * self.stock.makespan}
+        return {**super().to_json(), "links": links, "stock_ms": 1e3 * self.stock.makespan}
 
     def sentence(self) -> str:
         return (  # Megatron's log counts from one
@@ -117,123 +116,14 @@ class PlanDecision(Decision):
 def _ends(links: Sequence[LinkChange]) -> str:
     """Describe where the slowest links are. Both directions of a link count once."""
     pairs: dict[frozenset[int], LinkChange] = {}
-    for link in sorted(links, key=lambda link: -max(link.message_ms, link.delay_before_ms)):
+    for link in sorted(links, key=lambda x: -max(x.delay_ms + x.wire_ms, x.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
     found = [
-        f"; between rank {a.rank} on {a.host}{_through(a)} and rank {b.rank} on {b.host}"
-        f"{_through(b)}"
-        for a, b in [(link.source, link.target) for link in pairs.values()][:_IN_SENTENCE]
+        f"; between {_place(link.source)} and {_place(link.target)}"
+        for link in list(pairs.values())[:_IN_SENTENCE]
     ]
     return "".join(found)
 
 
-def _through(end: LinkEnd) -> str:
-    return f" ({end.through})" if end.through else ""
-
-
-def why_swap(
-    before: Mapping[tuple[int, int], float],
-    conditions: Conditions,
-    current: Plan,
-    plan: Plan,
-    back: bool,
-    native: Conditions | None = None,
-) -> str:
-    """Describe the decision for changed links in one sentence, for people.
-
-    Args:
-        before: links that have changed, with the seconds that a message took there.
-        conditions: what they are now.
-        current: what is in force.
-        plan: what comes.
-        back: whether that is the one without any slow link.
-        native: what they are now for Megatron's own messages, where these are in use.
-    """
-    links = _changes(before, conditions, native)
-    if back:
-        return f"{links}: {what_back(current, plan)}"
-    rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
-    return f"{links}: {_remedies(current, plan)}{rest} ({warmups(current, plan)})"
-
-
-def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
-    """Describe why slow links lead to no plan, if bytes take long there; else return no text.
-
-    `before`, `conditions`: see `why_swap`.
-    """
-    if not any(conditions.wire(*link) for link in before):
-        return ""
-    text = (
-        f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
-        "stays"
-    )
-    full = set(before) & set(conditions.full_links)
-    return f"{text}; {out_of_bandwidth(conditions)}" if full else text
-
-
-def why_leave(
-    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
-) -> str:
-    """Describe the decision in one sentence, where Megatron's own messages cost too much.
-
-    Args:
-        link: where most of it is spent.
-        conditions, native, current, plan: see `why_swap`.
-    """
-    return (
-        f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms; most on "
-        f"link {link[0]}->{link[1]}, which takes {_takes(link, conditions, native)}: "
-        f"{_remedies(current, plan)} ({warmups(current, plan)})"
-    )
-
-
-def _remedies(current: Plan, plan: Plan) -> str:
-    found = ["its messages leave the GPU's queue"] if current.schedule.stock else []
-    if not found or current.schedule.warmup != plan.schedule.warmup:
-        found.append("a deeper warmup hides it")
-    return ", and ".join(found)
-
-
-def _changes(
-    before: Mapping[tuple[int, int], float],
-    conditions: Conditions,
-    native: Conditions | None = None,
-) -> str:
-    links = ", ".join(
-        f"{a}->{b} takes {_takes((a, b), conditions, native)}, "
-        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
-        for (a, b), old in before.items()
-    )
-    return f"link {links}{ports_in_words(conditions, before)}"
-
-
-def _takes(link: tuple[int, int], conditions: Conditions, native: Conditions | None) -> str:
-    takes = link_in_words(conditions, link)
-    if native is not None:
-        theirs = native.message_seconds(*link)
-        if theirs >= 2 * conditions.message_seconds(*link):
-            takes = f"{1e3 * theirs:.3g} ms for Megatron's messages, for ours {takes}"
-    return takes
-
-
-def what_back(current: Plan, start: Plan) -> str:
-    """Describe going back to the first plan, with the warmup depths of both, for people."""
-    what = "Megatron's own messages" if start.schedule.stock else "1F1B"
-    return f"back to {what} ({warmups(current, start)})"
-
-
-def why_undone(after: float, before: float, back: str) -> str:
-    """Describe the decision in one sentence, where iterations have become slower.
-
-    Args:
-        after: seconds of an iteration, as measured.
-        before: the same on the plan before, which comes back.
-        back: what that means, for people.
-    """
-    return f"iterations take {1e3 * after:.4g} ms, on the plan before {1e3 * before:.4g} ms: {back}"
-
-
-def warmups(current: Plan, plan: Plan) -> str:
-    """Describe both plans' warmup depths, for people."""
-    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
-    return f"warmup {old} -> {new}"
+def _place(end: LinkEnd) -> str:
+    return f"rank {end.rank} on {end.host}" + (f" ({end.through})" if end.through else "")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+from dataclasses import asdict, replace
+from typing import Any, Generic, cast
 
-from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy
-from megatron_adaptra.adapt.schedules.change import Change, K, P
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy, Vote
 from megatron_adaptra.adapt.schedules.decisions import (
     WARMUP,
     LinkChange,
@@ -17,28 +18,42 @@ from megatron_adaptra.adapt.schedules.decisions import (
     PlanDecision,
     Worker,
 )
-from megatron_adaptra.adapt.schedules.replanner import Replanner
+from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
+from megatron_adaptra.adapt.trial import Outcome
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.estimate import Estimator
+from megatron_adaptra.measure.link_estimates import LONGEST
 from megatron_adaptra.measure.op_seconds import WINDOW
-from megatron_adaptra.measure.replica_estimate import Changed
+from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 KEPT_DELAYS = 512  # iterations
+LEARN = 4  # iterations between two comparisons of the model with what it models
+# Iterations after which it no longer counts that no plan gained enough from a change.
+AGAIN = LEARN * WINDOW
 
 
 class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     """A plan remedy changes the schedule of a pipeline, or that of replicas planned together.
 
+    In each iteration it feeds its estimator (`measure`), and compares plans by the rule (`plan`).
+
     Args:
         start: the schedule to come back to when nothing is slow.
-        replanner: decides when to change it, and to what.
+        estimator: of what runs it.
+        pipelines: the estimators of its pipelines, by replica.
+        rule: by which plans are made and compared.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
 
     `delays` has, by iteration, the seconds of each link; of a long training every second iteration,
-    or every fourth, and so on.
+    or every fourth, and so on. `predicted`: seconds that the last iteration was expected to take,
+    uncorrected; None where that was not asked. `stays`: why what has changed has led to no plan,
+    where that is worth a line; "" else.
     """
 
     explains = WARMUP
@@ -46,67 +61,70 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def __init__(
         self,
         start: Schedule,
-        replanner: Replanner[P, K],
+        estimator: Estimator | ReplicaEstimator,
+        pipelines: Sequence[Estimator],
+        rule: ReplanPolicy,
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
     ) -> None:
         super().__init__(len(start.order), log)
-        self.replanner = replanner
+        self.estimator, self.rule = estimator, rule
         self.delays: dict[int, dict[str, float]] = {}
+        self.predicted: float | None = None
+        self.stays = ""
         self._every = 1  # of so many iterations the delays of one are kept
-        self._start = start
-        self._workers = tuple(workers)
+        self._start, self._in_force = start, start
+        self._pipelines, self._hosts = tuple(pipelines), tuple(workers)
         self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
         self._change: Change[P, K]  # proposed last
         self._ran: dict[int, Schedule] = {}  # in recent iterations
+        self._iteration = 0  # the last one
+        self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
+        self._over_budget = False  # a plan in force may take more memory than there is
+        self._met = ""  # why no order but the start's is possible any more
+        self._trials: Trials[P, K] = Trials(start, rule)
+        # Changes to plan for, with the seconds and factors that the plan in force was made for.
+        self._paths: dict[Path, float] = {}
+        self._workers: dict[int, float] = {}
+
+    # As the loop calls it.
+
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
+        self.log.record.run(
+            vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
+            delays=self.estimator.delays(), rule=asdict(self.rule), **self._settings(),
+        )  # fmt: skip
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         self._ran[iteration] = bundle[SCHEDULE]
         self._ran.pop(iteration - RECENT_ITERATIONS, None)
 
-    def close(self) -> None:
-        self.log.settle()  # later runs have the same log
-
-    def evaluate(self, schedule: Schedule, conditions: K) -> P:
-        """Return what an iteration of a `schedule` takes under `conditions`, as plans compare."""
-        return self.replanner.simulated(schedule, conditions)
-
-    @abstractmethod
-    def state(self) -> dict[str, float]:
-        """Return what is planned for, to go on from after a restart: seconds per link."""
-
-    @abstractmethod
-    def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        """Log what the iteration before has taken, by the `reports` of this one."""
-
-    @abstractmethod
-    def _estimate(
-        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
-    ) -> Changed:
-        """Show the replanner an iteration: see its `observe`."""
-
-    def _prepare(self) -> Proposed[PlanDecision] | None:
-        """Propose a change that a plan needs before it can be proposed itself, if there is one."""
-        return None
+    def sender(self, report: StageReport) -> int:
+        return report.worker
 
     def observe(
         self, iteration: int, row: Mapping[int, StageReport]
     ) -> Proposed[PlanDecision] | None:
-        self._through = {w: report.through for w, report in row.items()}
+        for worker, report in row.items():
+            self._through[worker] = {source: link.through for source, link in report.links.items()}
         self._log_outcome(iteration, row)
         if iteration == self.vote.first:
             return None  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
-        changed = self._estimate(iteration, row, ran)
+        changed = self.measure(iteration, row, ran)
+        for pipeline in self._pipelines:
+            if pipeline.unmet:
+                self.vote.note(pipeline.unmet)
         self._keep_delays(iteration)
-        if ran is not None and self.replanner.predicted is not None:
-            self._refresh_prediction(iteration, ran, self.replanner.predicted)
+        if ran is not None and self.predicted is not None:
+            self._refresh_prediction(iteration, ran, self.predicted)
         in_force, possible = self.vote.in_force[SCHEDULE], self.vote.can_propose(iteration)
-        change = self.replanner.propose(iteration, changed, in_force, possible)
-        if self.replanner.stays:
-            self.vote.note(self.replanner.stays)
+        change = self.plan(iteration, changed, in_force, possible)
+        if self.stays:
+            self.vote.note(self.stays)
         if change is not None:
-            return self._proposed(iteration, change)
+            return self._proposed(change)
         return self._prepare() if possible else None
 
     def observed(self, iteration: int, row: Mapping[int, StageReport]) -> None:
@@ -114,53 +132,283 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self.vote.publish(status)
         self.log.record.iteration(iteration, list(row.values()), status)
 
-    def _proposed(self, iteration: int, change: Change[P, K]) -> Proposed[PlanDecision]:
-        """Propose a `change` after the reports of `iteration`, with the reason for the log."""
-        before, plan = self.vote.in_force[SCHEDULE], change.plan
-        stock, self._change = self.replanner.stock(), change
-        bundle = scheduled(plan.schedule)
+    def switched(self, decision: PlanDecision, before: PlanDecision | None) -> None:
+        self.swapped(self._change, decision.iteration)
 
-        def decide(swap: int) -> PlanDecision:
-            return PlanDecision(
-                number=self.log.made,
-                iteration=swap,
-                detected=iteration,
-                kinds=bundle.names,
-                links=[self._link_change(link, old, change) for link, old in change.links.items()],
-                why=change.why,
-                warmup_before=list(before.warmup),
-                warmup_after=list(plan.schedule.warmup),
-                predicted_ms=1e3 * plan.predicted,
-                predicted_without_ms=1e3 * change.current.predicted,
-                stock=stock,
-                lower_bound_ms=1e3 * plan.lower_bound,
-                planning_ms=1e3 * change.seconds,
-                digest=plan.schedule.digest(),
-                plan=plan.schedule.text(),
-                conditions=change.conditions.to_json(),
-                again=change.again,
-            )
+    def refused(self) -> None:
+        self._remember_again(self._change)
 
-        return Proposed(bundle, decide)
+    def close(self) -> None:
+        self.log.settle()  # later runs have the same log
 
-    def _link_change(self, link: Path, before: float, change: Change[P, K]) -> LinkChange:
-        """Return what a `change` is for at one link, where a message took `before` seconds."""
-        now, wire = change.conditions.link(*link), change.conditions.wire(*link)
-        return LinkChange(
-            self._end(*link),
-            self._end(*link[::-1]),
-            delay_before_ms=1e3 * before,
-            delay_ms=1e3 * now.delay,
-            wire_ms=1e3 * wire,
-            bandwidth=now.bandwidth if wire else None,
+    # Plans, without a log and a vote.
+
+    def state(self) -> dict[str, float]:
+        """Return the seconds, by link within a replica, to go on from after a restart."""
+        return self.estimator.state()
+
+    def measure(
+        self, iteration: int, rows: Mapping[int, StageReport], ran: Schedule | None
+    ) -> Changed:
+        """Take the reports of an iteration; return what has changed for good, to plan for.
+
+        Args:
+            iteration: its number.
+            rows: by worker; some may be missing.
+            ran: the schedule of the iteration before, whose seconds the reports have; None where
+                that is not known any more.
+        """
+        self.predicted = None
+        self._met = self._met or next((one.met for one in rows.values() if one.met), "")
+        if not (rows := self._usable(rows)):
+            return Changed([], [])
+        # Those of the slowest replica count.
+        seconds = max((s for s in self._seconds_of(rows) if 0 < s < LONGEST), default=None)
+        changed = self._update(rows)
+        self._trials.observe(iteration, list(rows.values()), seconds, changed.any)
+        if seconds is not None:
+            self._seconds.append(seconds)
+            if ran is not None and self.estimator.known and self._learns(iteration, ran):
+                plain = self._conditions(corrected=False, native=ran.stock)
+                self.predicted = self.evaluate(ran, plain).predicted
+                learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
+                learn(self.predicted, seconds)
+        return changed
+
+    def plan(
+        self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
+    ) -> Change[P, K] | None:
+        """Return a plan that is clearly better than the one in force, if there is one.
+
+        Args:
+            iteration: the last one that was measured.
+            changed: from `measure`.
+            in_force: the schedule that all ranks run.
+            possible: a proposal can be made now; else what has changed is remembered.
+        """
+        self.stays = ""
+        if self.rule.fixed or not self.estimator.known:
+            return None
+        self._in_force, self._iteration = in_force, iteration
+        before = iteration < self._trials.since  # of the plan before: what has changed shows again
+        if before:
+            changed = Changed([], [])
+        self._remember(changed)
+        if not possible:
+            return None
+        if self._met:
+            return self._back_for_good()
+        if self._over_budget and (change := self._for_memory()) is not None:
+            return change
+        if self._trials.slower is not None:
+            return self._undo(*self._trials.slower)
+        return None if before else self._replan(changed.any)
+
+    def swapped(self, change: Change[P, K], iteration: int) -> None:
+        """Take note that `change` is in force from `iteration` on."""
+        self._trials.swapped(change, iteration)
+        self._forget()
+        if change.undoes is not None:
+            self._remember_again(change.undoes)  # once it is not blocked any more
+
+    @abstractmethod
+    def evaluate(self, schedule: Schedule, conditions: K) -> P:
+        """Simulate a `schedule` under `conditions`, with the rule's kind of messages."""
+
+    @abstractmethod
+    def stock(self) -> Timeline:
+        """Simulate unchanged Megatron under present conditions."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """Return what a replay needs to know beside the start and the rule."""
+
+    @abstractmethod
+    def _update(self, rows: Mapping[int, StageReport]) -> Changed:
+        """Show the estimator an iteration; return what has changed for good."""
+
+    @abstractmethod
+    def _replan(self, changed: bool) -> Change[P, K] | None:
+        """Return a better plan, where there is a reason for one.
+
+        `changed`: something has changed just now; else an earlier change may wait for a plan.
+        """
+
+    @abstractmethod
+    def _choose(self, conditions: K) -> P:
+        """Return the plan for `conditions`: the start where no other is clearly faster."""
+
+    @abstractmethod
+    def _way_back(self, current: P, plan: P, to_start: bool) -> str:
+        """Describe the return from the `current` plan to a `plan` from before, for people."""
+
+    @abstractmethod
+    def _why_spared(self, current: P, start: P) -> str:
+        """Describe why the `start` comes back: the `current` plan gains too little now."""
+
+    def _usable(self, rows: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
+        """Return those of the reports whose values are possible."""
+        return rows
+
+    def _learns(self, iteration: int, ran: Schedule) -> bool:
+        """Return whether to simulate what `ran`: it takes a while; training launches less then."""
+        return iteration % LEARN == 0
+
+    def _prepare(self) -> Proposed[PlanDecision] | None:
+        """Propose a change that a plan needs before it can be proposed itself, if there is one."""
+        return None
+
+    def _choose_at_once(self, conditions: K) -> P:
+        """Return a plan that may come into force before anything else is measured."""
+        return self._choose(conditions)
+
+    def _stock_extra(self, plan: P) -> float:
+        """Return the seconds that Megatron's own messages add to an iteration of their `plan`."""
+        return self.estimator.stock_extra
+
+    def _conditions(self, corrected: bool = True, native: bool = False) -> K:
+        return cast("K", self.estimator.conditions(corrected, native))
+
+    def _remember(self, changed: Changed) -> None:
+        """Keep the paths that have `changed`, to plan for them."""
+        charts = self.estimator.charts if changed.paths else {}
+        for path in changed.paths:
+            self._paths.setdefault(path, charts[path].level or 0.0)
+
+    def _forget(self) -> None:
+        """Drop all changes: they are planned for."""
+        self._paths, self._workers = {}, {}
+
+    def _remember_again(self, change: Change[P, K]) -> None:
+        """Keep what a `change` was for, if that is still to be planned for.
+
+        What has changed again since then keeps its value from before both changes.
+        """
+        if change.retry:
+            self._paths |= change.links
+            self._workers |= change.workers
+
+    def _accept(self) -> None:
+        """Take present conditions as those that are planned for."""
+        self.estimator.accept()
+
+    def _postponed(self, changed: bool) -> bool:
+        """Return whether changes, of which some came just now (`changed`), are to wait.
+
+        New ones wait, too, while a kind of plan is blocked: the model's prediction has failed, and
+        a link that flaps would bring in a slower plan each time. With another plan in force than
+        the start, one of LEARN iterations does not wait.
+        """
+        now, iteration = self._in_force, self._iteration
+        blocked = self._trials.blocks_any(iteration)
+        if changed and blocked:
+            self._accept()
+        only = now.same_as(self._start) and self._trials.blocks_leaving(now, iteration)
+        return blocked and (only or iteration % LEARN != 0)
+
+    def _undo(self, change: Change[P, K], outcome: Outcome) -> Change[P, K]:
+        """Go back to the plan before, which was faster by measured seconds."""
+        c = self._conditions()
+        each = [self._evaluate(one, c) for one in (change.current.schedule, self._in_force)]
+        plan, current = (
+            replace(one, extra=seconds - one.timeline.makespan)
+            for one, seconds in zip(each, outcome, strict=True)
         )
+        back = self._way_back(current, plan, plan.schedule.same_as(self._start))
+        before, after = (f"{1e3 * seconds:.4g} ms" for seconds in outcome)
+        why = f"iterations take {after}, on the plan before {before}: {back}"
+        again = self._trials.backoff(change.plan.schedule).until
+        return Change(why, plan, current, c, trial=False, undoes=change, again=again)
+
+    def _back_for_good(self) -> Change[P, K] | None:
+        """Go back to the start: ops have met ranks of replicas that may run another order."""
+        now = self._in_force
+        if now.same_as(self._start):
+            if self._paths or self._workers:
+                self.stays = f"what has changed leads to no other order of ops: {self._met}"
+            return None
+        c = self._conditions()
+        plan, current = self._evaluate(self._start, c), self._evaluate(now, c)
+        back = self._way_back(current, plan, to_start=True)
+        return Change(f"{self._met}: {back}, for good", plan, current, c, trial=False)
+
+    def _for_memory(self) -> Change[P, K] | None:
+        """Change to a plan that fits in memory, whose size is known in microbatches by now."""
+        now, budgets = self._in_force, self.estimator.budgets
+        if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
+            least = [min(budgets[stage :: now.stages]) for stage in range(now.stages)]
+            one = first_schedule(now.stages, now.microbatches, least)
+            self._start = self._trials.start = one.replicated(now.replicas)
+        why = over_budget(now, budgets, self.estimator.split)
+        self._over_budget = bool(why)  # until a plan that fits is in force
+        if not why:
+            return None
+        c = self._conditions()
+        return Change(why, self._choose_at_once(c), self._evaluate(now, c), c, trial=False)
+
+    def _reconsider(self) -> Change[P, K] | None:
+        """Go back to the start if the plan in force, made from a few samples, gains too little."""
+        began = time.perf_counter()
+        now = self._in_force
+        if now.same_as(self._start) or self._trials.blocks_leaving(now, self._iteration):
+            return None
+        c = self._conditions()
+        current, start = self._evaluate(now, c), self._evaluate(self._start, c)
+        if not self.rule.spares(start, current):
+            return None
+        why = self._why_spared(current, start)
+        return Change(why, start, current, c, time.perf_counter() - began)
+
+    def _evaluate(self, schedule: Schedule, conditions: K) -> P:
+        """Simulate a `schedule` under `conditions`; Megatron's own under those of its messages."""
+        if not schedule.stock:
+            return self.evaluate(schedule, conditions)
+        plan = self.evaluate(schedule, self._conditions(native=True))
+        return replace(plan, extra=self._stock_extra(plan))
+
+    # For the log, charts and the record.
+
+    def _log_outcome(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
+        """Log what the iteration before has taken, by the reports of this one."""
+        if seconds := self._seconds_of(rows):
+            self.log.outcome(iteration - 1, max(seconds))
+
+    def _seconds_of(self, rows: Mapping[int, StageReport]) -> list[float]:
+        """Return the seconds of the iteration before, of each replica that knows them."""
+        first = [report for worker, report in rows.items() if worker % self._start.stages == 0]
+        return [report.seconds for report in first if report.seconds is not None]
+
+    def _proposed(self, change: Change[P, K]) -> Proposed[PlanDecision]:
+        """Propose a `change`, with the reason for the log."""
+        c, end, plan, schedule = change.conditions, self._end, change.plan, change.plan.schedule
+        self._change, bundle = change, scheduled(schedule)
+        decision = PlanDecision(
+            kinds=bundle.names,
+            links=[
+                LinkChange.between(end(a, b), end(b, a), old, c.link(a, b), c.wire(a, b))
+                for (a, b), old in change.links.items()
+            ],
+            why=change.why,
+            warmup_before=list(self._in_force.warmup),
+            warmup_after=list(schedule.warmup),
+            predicted_ms=1e3 * plan.predicted,
+            predicted_without_ms=1e3 * change.current.predicted,
+            stock=self.stock(),
+            lower_bound_ms=1e3 * plan.lower_bound,
+            planning_ms=1e3 * change.seconds,
+            digest=schedule.digest(),
+            plan=schedule.text(),
+            conditions=c.to_json(),
+            again=change.again,
+        )
+        return Proposed(bundle, decision)
 
     def _end(self, worker: int, other: int) -> LinkEnd:
         """Return the end at a `worker` of the link to the `other` one."""
         stages, several = self._start.stages, self._start.replicas > 1
         through = self._through.get(worker, {}).get(other, "")
         name = worker_name(worker, stages) if several else ""
-        return LinkEnd(worker % stages, *self._workers[worker], through, name)
+        return LinkEnd(worker % stages, *self._hosts[worker], through, name)
 
     def _status(self, iteration: int) -> dict[str, Any]:
         """Return what charts of the training show.
@@ -168,10 +416,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         `delays` in seconds per link, `alarms` the links that are out of their charts, and of the
         last decision the predicted seconds of an iteration and their lower bound.
         """
-        estimator = self.replanner.estimator
         status = {
-            "iteration": iteration, "delays": estimator.delays() if self.delays else {},
-            "alarms": estimator.alarms(), "replans": self.log.committed,
+            "iteration": iteration, "delays": self.estimator.delays() if self.delays else {},
+            "alarms": self.estimator.alarms(), "replans": self.log.committed,
         }  # fmt: skip
         if (last := self.log.last) is not None:
             status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
@@ -181,7 +428,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def _keep_delays(self, iteration: int) -> None:
         """Keep the delays of an `iteration`: rows span the training, KEPT_DELAYS at most."""
         if iteration % self._every == 0:
-            self.delays[iteration] = self.replanner.estimator.delays()
+            self.delays[iteration] = self.estimator.delays()
         if len(self.delays) > KEPT_DELAYS:
             self._every *= 2
             self.delays = {i: row for i, row in self.delays.items() if i % self._every == 0}
@@ -194,15 +441,3 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         if iteration > last.iteration + WINDOW:
             last.refreshed_ms = 1e3 * predicted
             self.log.refresh(last, last.refreshed_ms)
-
-    def switched(self, decision: PlanDecision, before: PlanDecision | None) -> None:
-        self.replanner.swapped(self._change, decision.iteration)
-
-    def refused(self) -> None:
-        self.replanner.failed(self._change)  # the reason still stands: try again
-
-
-def planner_of(controller: object) -> PlanRemedy[Any, Any] | None:
-    """Return what plans for the ranks of a `controller`, at their leader; None at others."""
-    remedy = controller.loop.remedy if isinstance(controller, Leader) else None
-    return remedy if isinstance(remedy, PlanRemedy) else None

@@ -8,21 +8,48 @@ it has had PATIENCE iterations to act, the measured ones.
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from megatron_adaptra.adapt.offer import Offered
+from megatron_adaptra.adapt.loop import Offer, Offers
 from megatron_adaptra.plan.ladder import BY_COUNTS, COLLECTIVE, ORDER, ROUTES, SHARES, Remedy
 from megatron_adaptra.plan.shares.counts import SharePlan, Speed
 
+RECENT = 10  # iterations within which all planners notice the same change
 PATIENCE = 24  # iterations that cheaper remedies have to act, before what they leave is measured
 
 
-class Known(NamedTuple):
-    """A known remedy leaves `remedy.leaves` seconds where `certain`, else that or more."""
+class Offered:
+    """A reader of `offers` returns those that answer the last change, and no older ones."""
 
-    remedy: Remedy
-    certain: bool
+    def __init__(self, offers: Offers) -> None:
+        self.names = frozenset(offers)
+        self._offers = offers
+        self._before: deque[dict[str, Offer | None]] = deque(maxlen=RECENT)
+
+    def remember(self) -> None:
+        """Keep the offers of an iteration without a change: once one comes, they are old."""
+        self._before.append({name: self._ask(name) for name in self._offers})
+
+    def _ask(self, name: str) -> Offer | None:
+        """Return the offer of remedy `name`; None without one, or on an error: training goes on."""
+        with contextlib.suppress(Exception):
+            return self._offers[name]()
+        return None
+
+    def leaves(self, name: str) -> float | None:
+        """Return the share of an iteration, 0 to 1, that remedy `name` would leave; None: unknown.
+
+        An offer that was there RECENT iterations before the change does not count.
+        """
+        offer = self._ask(name)
+        if offer is None:
+            return None
+        old = self._before[0].get(name) if self._before else None
+        if old is not None and old.number == offer.number and not offer.standing:
+            return None
+        return min(1.0, max(0.0, offer.leaves))
 
 
 def cheaper_remedies(
@@ -53,8 +80,10 @@ def cheaper_remedies(
 
 def known_remedies(
     share: SharePlan, with_shares: float, offered: Offered, measured: bool
-) -> list[Known]:
+) -> tuple[list[Remedy], set[str]]:
     """Return all rungs of the ladder under `auto`, the cheapest first.
+
+    Beside them, the names of those that leave as many seconds or more.
 
     Args:
         share: the best counts, where a replica is slow; its `full` is what iterations take as they
@@ -67,15 +96,17 @@ def known_remedies(
     # A late rank's part has to cross its port once; a ring sends it 2 (N - 1) / N times.
     hidden = share.step * (replicas - 2) / (2 * (replicas - 1)) if replicas > 1 else 0.0
     least = {COLLECTIVE: full - hidden, ROUTES: min(share.bound, full)}
-    found = [Known(Remedy(ORDER, full, "each pipeline has a plan of its own already"), True)]
+    found = [Remedy(ORDER, full, "each pipeline has a plan of its own already")]
+    uncertain = set[str]()
     for name, bound in least.items():
         if name not in offered.names:
-            found.append(Known(Remedy(name, None, "not allowed, or not possible here"), True))
+            found.append(Remedy(name, None, "not allowed, or not possible here"))
         elif measured:
-            found.append(Known(Remedy(name, full, "measured, with what of it is in force"), True))
+            found.append(Remedy(name, full, "measured, with what of it is in force"))
         elif (leaves := offered.leaves(name)) is not None:
-            found.append(Known(Remedy(name, leaves * full, "as its planner expects"), True))
+            found.append(Remedy(name, leaves * full, "as its planner expects"))
         else:
-            found.append(Known(Remedy(name, bound, "no less; not planned yet"), False))
-    found.append(Known(Remedy(SHARES, with_shares, BY_COUNTS), True))
-    return found
+            found.append(Remedy(name, bound, "no less; not planned yet"))
+            uncertain.add(name)
+    found.append(Remedy(SHARES, with_shares, BY_COUNTS))
+    return found, uncertain

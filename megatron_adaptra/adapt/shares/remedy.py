@@ -5,26 +5,75 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.counts_vote import SYNC
-from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import Proposed, Remedy, Vote
-from megatron_adaptra.adapt.offer import Offered, Offers
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.adapt.shares.ladder import PATIENCE, cheaper_remedies, known_remedies
-from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial
+from megatron_adaptra.adapt.log import Decision, DecisionLog
+from megatron_adaptra.adapt.loop import Offers, Proposed, Remedy, Vote
+from megatron_adaptra.adapt.shares.ladder import PATIENCE, Offered, cheaper_remedies, known_remedies
+from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial, in_words
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.measure.replica_row import ReplicaRow
-from megatron_adaptra.measure.replica_speed import ReplicaSpeeds
+from megatron_adaptra.measure.replica_speed import ReplicaRow, ReplicaSpeeds
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
 from megatron_adaptra.plan.shares.counts import SharePlan, share_by_speed, shares_in_words
 
 WARM = 2  # iterations at first that show nothing: caches, connections, compilation
 WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
+
+
+@dataclass(kw_only=True)
+class ShareDecision(Decision):
+    """A share decision changes how many microbatches each replica runs.
+
+    An iteration is measured from its beginning to that of the next one.
+
+    Args:
+        microbatches: of a replica in stock.
+        before, after: by replica, how many it ran and runs now.
+        slow: replicas that are slow.
+        microbatch_ms, outside_ms: by replica, what a microbatch takes, and what does not depend on
+            their number. Empty where the decision takes back what was slower.
+        predicted_ms: an iteration with these counts.
+        full_ms: an iteration in which each replica runs as many as in stock; where the decision
+            takes back what was slower, an iteration as it is.
+        lower_bound_ms: no counts take less; None where the decision takes back what was slower.
+        gain: share of `full_ms` that it is expected to save.
+        cheaper: other remedies, the cheapest first, as Remedy.to_json has them.
+    """
+
+    KIND: ClassVar[str] = "sync"
+    ABOUT: ClassVar[str] = "decisions on shares of microbatches"
+
+    microbatches: int
+    before: list[int]
+    after: list[int]
+    slow: list[int]
+    microbatch_ms: list[float] = field(default_factory=list)
+    outside_ms: list[float] = field(default_factory=list)
+    predicted_ms: float
+    full_ms: float
+    lower_bound_ms: float | None
+    gain: float
+    cheaper: list[dict[str, Any]] = field(default_factory=list)
+
+    def sentence(self) -> str:
+        words = shares_in_words(SyncPlan(self.microbatches, tuple(self.after)))
+        text = f"from iteration {self.iteration + 1} on, {words}: {self.why}"
+        if self.again is not None:
+            return text + in_words(self.again)
+        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
+        if self.after == [self.microbatches] * len(self.after):
+            return text
+        text += f", with {self.microbatches} each {self.full_ms:.4g}"
+        known = [one for one in self.cheaper if one["leaves_ms"] is not None]
+        if known:
+            best = min(known, key=lambda one: float(one["leaves_ms"]))
+            text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
+        return text
 
 
 class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
@@ -87,6 +136,9 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         self._rests.clear()
         self._usual.clear()
 
+    def sender(self, report: ReplicaRow) -> int:
+        return 0
+
     def observe(
         self, iteration: int, reports: Mapping[int, ReplicaRow]
     ) -> Proposed[ShareDecision] | None:
@@ -129,7 +181,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         if attempt.trial is not None:
             failed = self._judged(iteration, attempt.trial, changed)
         if failed is not None:
-            return self._undo(iteration, current, failed)
+            return self._undo(current, failed)
         return self._choose(row, current) if changed or attempt.due(iteration) else None
 
     def _take_rest(self, row: ReplicaRow) -> None:
@@ -174,17 +226,16 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
             found.append(Measured(row.took, median(each)))
         return found
 
-    def _undo(self, iteration: int, current: SyncPlan, outcome: Outcome) -> Proposed[ShareDecision]:
+    def _undo(self, current: SyncPlan, outcome: Outcome) -> Proposed[ShareDecision]:
         """Propose the faster counts of before, and block others for a while: predictions fail."""
         decision, (before, ours) = self.log.last, outcome
         assert decision is not None
         why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
         after = SyncPlan(current.microbatches, tuple(decision.before))
         return self._proposed(
-            iteration, current, after, why,
+            current, after, why,
             predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
-            gain=(ours - before) / ours, planning_ms=0.0,
-            microbatch_ms=[], outside_ms=[], cheaper=[], again=self._attempt.backoff.until,
+            gain=(ours - before) / ours, again=self._attempt.backoff.until,
         )  # fmt: skip
 
     def _choose(self, row: ReplicaRow, current: SyncPlan) -> Proposed[ShareDecision] | None:
@@ -230,7 +281,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         if remedies is None:
             remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
         return self._proposed(
-            iteration, current, plan, why,
+            current, plan, why,
             predicted_ms=1e3 * taken, full_ms=1e3 * share.full, lower_bound_ms=1e3 * share.bound,
             gain=(share.full - taken) / share.full, planning_ms=1e3 * seconds,
             microbatch_ms=[1e3 * one.per_microbatch for one in speeds],
@@ -247,33 +298,27 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         # What a collective hides while a replica is late it does not hide when all are in time.
         step = max([share.step, *([median(self._usual)] if self._usual else [])])
         with_shares = max(share.seconds) + step
-        known = known_remedies(share, with_shares, offered, measured)
-        ladder = climb(share.full, [one.remedy for one in known], self._min_gain)
+        known, uncertain = known_remedies(share, with_shares, offered, measured)
+        ladder = climb(share.full, known, self._min_gain)
         if ladder.chosen in (FULL, SHARES):
             return ladder
-        certain = any(one.certain for one in known if one.remedy.name == ladder.chosen)
-        if certain and self._left_to != self._since:
+        if ladder.chosen not in uncertain and self._left_to != self._since:
             self._left_to = self._since
             why = "; ".join(self._speeds.changes())
             self.vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
         return None
 
     def _proposed(
-        self, iteration: int, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
+        self, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
     ) -> Proposed[ShareDecision]:
-        """Propose a `plan` in place of the `current` one, after the reports of `iteration`."""
-
-        def decide(swap: int) -> ShareDecision:
-            return ShareDecision(
-                number=self.log.made, iteration=swap, detected=iteration, why=why,
-                microbatches=plan.microbatches, before=list(current.counts),
-                after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
-            )  # fmt: skip
-
-        return Proposed(Bundle({SYNC: plan}), decide)
+        """Propose a `plan` in place of the `current` one. `figures`: more of its decision."""
+        decision = ShareDecision(
+            why=why, microbatches=plan.microbatches, before=list(current.counts),
+            after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
+        )  # fmt: skip
+        return Proposed(Bundle({SYNC: plan}), decision)
 
     def switched(self, decision: ShareDecision, before: ShareDecision | None) -> None:
         self._speeds.accept()
         shared = set(decision.after) != {decision.microbatches}
-        tried, why = decision.again is None and shared, None if before is None else before.why
-        self._attempt.switched(decision.iteration, tried, decision.again, why)
+        self._attempt.switched(decision, before, tried=decision.again is None and shared)

@@ -88,8 +88,6 @@ def activate(
     verify(row)
     from megatron.core import parallel_state as mpu
 
-    from megatron_adaptra.adapter.compat.backend import messages_on_gpus
-
     stages = mpu.get_pipeline_model_parallel_world_size()
     chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
     device = _gpu_of_all() if messages_on_gpus() else HOST
@@ -134,10 +132,26 @@ def activate(
 
         activation.reduce_by(GradientReduction(session.config, session.context.say))
     if resolved.uses("shards"):
-        from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+        from megatron_adaptra.adapter.step.gradients import ShardedReduction
 
         activation.reduce_by(ShardedReduction(session.config, session.context.say))
     return activation
+
+
+def messages_on_gpus() -> bool:
+    """Return whether the pipeline's messages are in GPUs' memory, once Megatron's groups exist.
+
+    Raises UnsupportedBackend where they go by another backend than gloo and NCCL.
+    """
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    backend: str = dist.get_backend(mpu.get_pipeline_model_parallel_group())
+    if backend not in ("gloo", "nccl"):
+        raise UnsupportedBackend(
+            f"the pipeline's messages go by {backend}; gloo and nccl are supported"
+        )
+    return backend == "nccl"
 
 
 def _gpu_of_all() -> Device:
@@ -145,15 +159,17 @@ def _gpu_of_all() -> Device:
 
     Raises UnsupportedBackend on all ranks where some rank cannot: all train as stock, or none.
     """
-    from megatron_adaptra.adapter.compat.backend import open_gpu
+    import torch
+
     from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
+    from megatron_adaptra.device.cuda import device_of
 
     device: Device = HOST
     reason = ""
     try:
-        device = open_gpu()
-    except UnsupportedBackend as error:
-        reason = str(error)
+        device = device_of(torch.device(torch.cuda.current_device()))
+    except Exception as error:  # whatever it is, Megatron can go on as stock
+        reason = f"messages on this GPU are out of reach: {error}"
     if reason := reason_anywhere(reason):
         device.close()
         raise UnsupportedBackend(reason)
@@ -172,7 +188,7 @@ def _schedule() -> Any:
     Raises UnsupportedMegatron where another function is bound to the name, or where it gives a
     schedule that is not Megatron's.
     """
-    from megatron_adaptra.adapter.pipeline.compatibility import not_megatrons
+    from megatron_adaptra.adapter.limits import not_megatrons
 
     first, *others = (getattr(*find(target)) for target in PATCHES["schedule"].present())
     for target, other in zip(PATCHES["schedule"].present()[1:], others, strict=True):

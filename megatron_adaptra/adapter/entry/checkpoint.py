@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.pipeline import status
+from megatron_adaptra.adapt.leader import planner_of
 from megatron_adaptra.adapter.pipeline.resumed import FORMAT, read_state
+from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.agree.bundle import SCHEDULE
 from megatron_adaptra.base.files import replacing
 from megatron_adaptra.base.log import log_line
 
@@ -25,7 +28,7 @@ def save(session: Session, iteration: int) -> None:
     """
     from megatron.training import get_args
 
-    state = status.checkpoint_state(session.run)
+    state = _state(session.run)
     folder = get_args().save
     if state is None or not folder:
         return
@@ -56,3 +59,11 @@ def _path(folder: str, iteration: int) -> Path:
 
     base = get_checkpoint_name(folder, iteration, return_base_dir=True)
     return Path(base) / f"adaptra-replica{mpu.get_data_parallel_rank()}.json"
+
+
+def _state(run: Run | None) -> dict[str, Any] | None:
+    """Return the schedule and delays of a `run`, on the rank that leads; None on others."""
+    if run is None or run.abandoned or (remedy := planner_of(run.controller)) is None:
+        return None
+    schedule = run.controller.ballot.lasting[SCHEDULE]
+    return {"schedule": schedule.text(), "delays": remedy.state()}

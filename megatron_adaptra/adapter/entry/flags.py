@@ -30,12 +30,12 @@ class _Own(argparse.ArgumentParser):
         raise AdaptraError(message)
 
 
-def read(argv: Sequence[str]) -> AdaptraConfig | None:
-    """The settings among a command line's words, `argv`; None without `--adaptra`.
+def read(argv: Sequence[str]) -> tuple[AdaptraConfig | None, list[str]]:
+    """Read a command line's words, `argv`: our settings, None without `--adaptra`, and the rest.
 
     Raises AdaptraError for a flag or a value that is misspelt, with `--adaptra` or without.
     """
-    parser = _own()
+    parser = add_flags(_Own(prog="", add_help=False, allow_abbrev=False))
     known, rest = parser.parse_known_args(list(argv))
     flags = [text for action in parser._actions for text in action.option_strings]
     for word in rest:
@@ -45,16 +45,7 @@ def read(argv: Sequence[str]) -> AdaptraConfig | None:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(flags)}"
             raise AdaptraError(f"unknown flag {name}; {hint}")
     config = AdaptraConfig.from_args(known)
-    return config if known.adaptra else None
-
-
-def others(argv: Sequence[str]) -> list[str]:
-    """A command line's words, `argv`, without our flags. Raises AdaptraError as `read` does."""
-    return _own().parse_known_args(list(argv))[1]
-
-
-def _own() -> argparse.ArgumentParser:
-    return add_flags(_Own(prog="", add_help=False, allow_abbrev=False))
+    return config if known.adaptra else None, rest
 
 
 def with_ours(provider: Callable[[Any], Any] | None) -> Callable[[Any], Any]:

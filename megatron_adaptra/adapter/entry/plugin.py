@@ -1,6 +1,8 @@
 """The plugin in Megatron's own training program: from its flags to its end.
 
-Without `--adaptra` every wrapper only calls what it wraps.
+`register` asks to be called when modules of Megatron are imported, and the functions that a
+training program goes through are wrapped before any module can bind their names. Nothing is
+imported early. Without `--adaptra` every wrapper only calls what it wraps.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import wrapt
@@ -80,20 +83,23 @@ class Plugin:
 
     def _without_flags(self) -> None:
         """Read our flags, and hide them from a Megatron whose parser we do not know."""
-        self._read_flags()
-        sys.argv[1:] = flags.others(sys.argv[1:])
+        sys.argv[1:] = self._read_flags()
         if self.config is not None:
             self._train_as_stock(misfit(f"{PATCHES['flags'].targets[0]} does not exist"))
 
-    def _read_flags(self) -> None:
-        """Read our flags at every parse: some releases and an in-process restart parse twice."""
+    def _read_flags(self) -> list[str]:
+        """Read our flags, and return the other words of the command line.
+
+        At every parse: some releases and an in-process restart parse twice.
+        """
         try:
-            config = flags.read(sys.argv[1:])
+            config, rest = flags.read(sys.argv[1:])
         except AdaptraError as error:
             flags.fail(error)
         self.config = None if self._refused else config
         if self._why == _NOT_READ:
             self._why = "no training has begun"
+        return rest
 
     # The wrappers, as wrapt calls them, in the order in which a training program gets to them.
 
@@ -119,32 +125,32 @@ class Plugin:
         from megatron_adaptra.adapter.shares.sources import fit
         from megatron_adaptra.emulate import worker_rules
         from megatron_adaptra.emulate.scenario import load_rules
-        from megatron_adaptra.plan.reductions.setting import plan_in_file
+        from megatron_adaptra.plan.reductions.sized import plan_in_file
         from megatron_adaptra.transport.engine.rails import disabled, fabric
 
-        assert self.config is not None
+        config = self.config
+        assert config is not None
         flags.refuse(args)
         profile()
-        if self.config.transport != "gloo" and not disabled(os.environ):
+        if config.transport != "gloo" and not disabled(os.environ):
             fabric(os.environ)
         stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
-        load_rules(self.config.emulate_link, stages, replicas=replicas)
-        worker_rules.load_slowness(self.config.emulate_worker, stages, replicas)
-        slow = self.config.emulate_worker
-        if slow and (why := worker_rules.why_no_slowness(_job(args, self.config).device)):
-            raise BadInput(worker_rules.FIELD, ", ".join(slow), why)
-        late = self.config.late
-        ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
-        plan_in_file(self.config.allreduce, ranks)
-        if late and (late[-1] >= ranks or len(late) == ranks):
+        load_rules(config.emulate_link, stages, replicas=replicas)
+        worker_rules.load_slowness(config.emulate_worker, stages, replicas)
+        slow = ", ".join(config.emulate_worker)
+        if slow and (why := worker_rules.why_no_slowness(_job(args, config).device)):
+            raise BadInput(worker_rules.FIELD, slow, why)
+        ranks = replicas * getattr(args, "context_parallel_size", 1)
+        plan_in_file(config.allreduce, ranks)
+        if config.late and (config.late[-1] >= ranks or len(config.late) == ranks):
             allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
-            raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)
-        if self.config.counts:
-            each = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+            raise BadInput("--adaptra-late-ranks", config.late_ranks, allowed)
+        if config.counts:
+            each = args.global_batch_size // (args.micro_batch_size * replicas)
             if getattr(args, "step_batch_size_schedule", None):  # each step has another one
-                each = sum(self.config.counts) // args.data_parallel_size
-            fit(self.config.counts, args.data_parallel_size, each)
-        job = _job(args, self.config)
+                each = sum(config.counts) // replicas
+            fit(config.counts, replicas, each)
+        job = _job(args, config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show
 
@@ -285,3 +291,40 @@ def _job(args: Any, config: AdaptraConfig) -> Job:
 
 
 PLUGIN = Plugin()
+_registered = False
+
+
+def register() -> None:
+    """Put `--adaptra` into Megatron's parser, and what it needs into its training program.
+
+    Call it before anything imports Megatron; a second call does nothing. On a machine without CUDA
+    where the command line asks for gloo, the CPU stand-ins are installed first. Raises RuntimeError
+    if Megatron's training program has been imported already.
+    """
+    global _registered
+    if _registered:
+        return
+    modules = {PATCHES[entry].targets[0].partition(":")[0] for entry in PLUGIN.wrappers}
+    late = [name for name in sorted(modules) if name in sys.modules]
+    if late:
+        raise RuntimeError(f"call megatron_adaptra.register() before anything imports {late[0]}")
+    _registered = True
+    if _asks_for_gloo(sys.argv[1:]):
+        _stand_in_for_cuda()
+    for module in modules:
+        wrapt.register_post_import_hook(PLUGIN.wrap, module)
+
+
+def _asks_for_gloo(argv: list[str]) -> bool:
+    """Return whether `argv` has `--distributed-backend gloo`, Megatron's for training on CPUs."""
+    flag = "--distributed-backend"
+    return f"{flag}=gloo" in argv or any(pair == (flag, "gloo") for pair in pairwise(argv))
+
+
+def _stand_in_for_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        from megatron_adaptra.adapter.baseline import cpu
+
+        cpu.install()

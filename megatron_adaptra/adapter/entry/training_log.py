@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.entry.activate import Activation
-from megatron_adaptra.adapter.pipeline import status
+from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.session import Session
 
 _LOG_LINE = "elapsed time per iteration"  # in Megatron's own line, in every release
@@ -18,7 +19,7 @@ def lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
     """Add the plan of `session` to the end of Megatron's log line, until `stack` is left."""
     from megatron.training import training
 
-    original, text = training.print_rank_last, f" adaptra: {status.summary(session.run)} |"
+    original, text = training.print_rank_last, f" adaptra: {summary(session.run)} |"
 
     def print_rank_last(message: Any) -> None:
         original(f"{message}{text}" if _LOG_LINE in str(message) else message)
@@ -31,12 +32,49 @@ def write_scalars(activation: Activation, training_log: Any, args: Any, kwargs: 
     from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
 
     iteration = inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"]
-    scalars = status.scalars(activation.session.run)
-    scalars |= status.replica_scalars(activation.reductions, activation.shares)
+    found = scalars(activation.session.run)
+    found |= replica_scalars(activation.reductions, activation.shares)
     tensorboard, wandb = get_tensorboard_writer(), get_wandb_writer()
     if tensorboard is None or iteration % get_args().tensorboard_log_interval:
         return
-    for name, value in scalars.items():
+    for name, value in found.items():
         tensorboard.add_scalar(name, value, iteration)
     if wandb is not None:
-        wandb.log(scalars, iteration)
+        wandb.log(found, iteration)
+
+
+def summary(run: Run | None) -> str:
+    """Describe this moment's plan for a log line, the same on every rank of the plan group."""
+    if run is None or run.abandoned:
+        return "stock"
+    return f"warmup {','.join(map(str, run.controller.ballot.schedule.warmup))}"
+
+
+def scalars(run: Run | None) -> dict[str, float]:
+    """Return values for charts by name; delays are known on the leader and on the last rank."""
+    if run is None or run.abandoned:
+        return {}
+    status, schedule = run.controller.status, run.controller.ballot.schedule
+    found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}
+    for link, seconds in status.get("delays", {}).items():
+        found[f"adaptra/delay-ms/{link.replace('>', '-to-')}"] = 1e3 * seconds
+    for name in ("predicted", "lower_bound"):
+        if name in status:
+            found[f"adaptra/{name.replace('_', '-')}-ms"] = 1e3 * status[name]
+    if "replans" in status:
+        found["adaptra/replans"] = float(status["replans"])
+    return found
+
+
+def replica_scalars(reductions: Sequence[Any], shares: Any) -> dict[str, float]:
+    """Return values for charts of what replicas do beside schedules, as this rank knows it.
+
+    `reductions`: the job's PlannedCollectives. `shares`: this rank's Shares; None without.
+    """
+    found: dict[str, float] = {}
+    for reduction in reductions:
+        found |= {f"adaptra/{name}": value for name, value in reduction.scalars().items()}
+    if shares is not None:
+        for replica, count in enumerate(shares.plan.counts):
+            found[f"adaptra/microbatches/replica-{replica}"] = float(count)
+    return found

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
+from megatron_adaptra.adapter.pipeline.memory import ActivationMeter
 from megatron_adaptra.adapter.pipeline.recompute import buffers_of
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
+
+
+class GuardedMeter:
+    """The methods of an ActivationMeter, called through a `guard`, as those of a GuardedProbe.
+
+    `chunks`, `counted`, `ignored`: of the meter.
+    """
+
+    def __init__(
+        self, guard: Guard, chunks: int, counted: bool, ignored: Iterable[torch.Tensor]
+    ) -> None:
+        meter = guard.call(ActivationMeter, chunks, counted, ignored)
+        self.begins = guard.method(meter, ActivationMeter.begins)
+        self.hold_whole = guard.method(meter, ActivationMeter.hold_whole)
+        self.hold_recomputed = guard.method(meter, ActivationMeter.hold_recomputed)
+        self.hold_half = guard.method(meter, ActivationMeter.hold_half)
+        self.release = guard.method(meter, ActivationMeter.release)
+        self.end = guard.method(meter, ActivationMeter.end)
 
 
 class ByteCounts:

@@ -10,9 +10,8 @@ from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import BadBundle
-from megatron_adaptra.ir.posting import links_of
+from megatron_adaptra.ir.posting import links_of, traffic_of
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.traffic import traffic_of
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.wire import Wire
 

@@ -47,11 +47,11 @@ class Emulation(NamedTuple):
         worker = replica * stages + stage
         return cls(links, WorkerEmulator(worker, slow, steady) if slow else None)
 
-    def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
-        """Make the probe of a rank at this `stage`, with this `guard` and `device`."""
+    def probe(self, guard: Guard, worker: int, device: Device) -> GuardedProbe:
+        """Make the probe of a `worker` with this `guard` and `device`."""
         if self.worker is not None and self.worker.rules:
-            return SlowedProbe(guard, stage, device, self.worker)
-        return GuardedProbe(guard, stage, device)
+            return SlowedProbe(guard, worker, device, self.worker)
+        return GuardedProbe(guard, worker, device)
 
 
 def emulated_links(

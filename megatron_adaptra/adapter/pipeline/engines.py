@@ -18,11 +18,11 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     default_groups,
     models_of,
 )
+from megatron_adaptra.adapter.limits import EXECUTOR, Case, no_states, why_not
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
-from megatron_adaptra.adapter.pipeline.compatibility import unsupported
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
-from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states
+from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -116,11 +116,11 @@ class Executor:
 
     def runs(self, arguments: ScheduleArgs) -> bool:
         """Return whether the executor is wanted and can run this call of Megatron's schedule."""
-        if self._context.config.engine != "executor":
+        config = self._context.config
+        if config.engine != "executor":
             return False
-        if reason := unsupported(arguments):
-            text = f"native engine: the executor does not support {reason}"
-            self._context.say(text)
+        if reason := why_not(EXECUTOR, Case(config, arguments)):
+            self._context.say(f"native engine: the executor does not support {reason}")
         return not reason
 
     def run(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Any:

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge
 
 from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.pipeline.byte_counts import GuardedMeter
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
-from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
 from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
 from megatron_adaptra.adapter.pipeline.memory import Key

@@ -28,6 +28,19 @@ def reads_homes(iterator: Any) -> TypeGuard[ReadsHomes]:
     return hasattr(iterator, "of_home")  # isinstance of a protocol overlooks stand-ins
 
 
+def unreadable(iterator: Any) -> str:
+    """Return why no other replica's batch can be read, or an empty string; before an iteration.
+
+    `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
+    """
+    if getattr(iterator, "replaying", False):
+        return "a checkpoint's iteration is run again"  # whose batches no loader has given
+    if iterator is None or reads_homes(iterator) or loader_of(iterator) is not None:
+        return ""
+    given = type(getattr(iterator, "counted", iterator)).__name__  # see CountedBatches
+    return f"the data come from a {given}, not from Megatron's loader"
+
+
 class HomeData:
     """A HomeData makes a data iterator for each iteration of one stage.
 
@@ -38,39 +51,9 @@ class HomeData:
         self._replica = replica
         self._reads: set[int] = set()  # how many batches forwards of this stage have read
 
-    def why_not(self, iterator: Any) -> str:
-        """Return why no other replica's batch can be read, or an empty string; before an iteration.
-
-        `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
-        """
-        if getattr(iterator, "replaying", False):
-            return "a checkpoint's iteration is run again"  # whose batches no loader has given
-        if iterator is None or reads_homes(iterator) or loader_of(iterator) is not None:
-            return ""
-        given = type(getattr(iterator, "counted", iterator)).__name__  # see CountedBatches
-        return f"the data come from a {given}, not from Megatron's loader"
-
     def begin(self, iterator: Any, microbatches: int) -> IterationData | None:
         """Make the stand-in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
-
-    def others(self, iterator: Any, microbatches: int) -> Callable[[int], Iterator[Any]]:
-        """Return a function from home to its batches in the iteration that is about to begin.
-
-        `iterator`, `microbatches`: see `begin`. The function raises ScheduleError for data that
-        cannot be read for another replica.
-        """
-        if reads_homes(iterator):
-            return iterator.of_home
-        if (loader := loader_of(iterator)) is None:
-            return functools.partial(self._refuse, iterator)
-        # Now: by the time that a batch is wanted, this replica may have read some of its own.
-        replaying = getattr(iterator, "replaying", False)
-        first = loader._num_yielded - (microbatches if replaying else 0)
-        return functools.partial(loader_batches, loader, first)
-
-    def _refuse(self, iterator: Any, home: int) -> Iterator[Any]:
-        raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
 
 
 class IterationData:
@@ -82,7 +65,7 @@ class IterationData:
 
     def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
         self._data, self._iterator, self._count = data, iterator, microbatches
-        self._others = data.others(iterator, microbatches)
+        self._others = _others(iterator, microbatches)
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None
@@ -125,6 +108,26 @@ class IterationData:
         while len(row) <= microbatch:
             row.append(next(self._sources[home]))
         return row[microbatch]
+
+
+def _others(iterator: Any, microbatches: int) -> Callable[[int], Iterator[Any]]:
+    """Return a function from home to its batches in the iteration that is about to begin.
+
+    `iterator`, `microbatches`: see HomeData.begin. The function raises ScheduleError for data that
+    cannot be read for another replica.
+    """
+    if reads_homes(iterator):
+        return iterator.of_home
+    if (loader := loader_of(iterator)) is None:
+        return functools.partial(_refuse, iterator)
+    # Now: by the time that a batch is wanted, this replica may have read some of its own.
+    replaying = getattr(iterator, "replaying", False)
+    first = loader._num_yielded - (microbatches if replaying else 0)
+    return functools.partial(loader_batches, loader, first)
+
+
+def _refuse(iterator: Any, home: int) -> Iterator[Any]:
+    raise ScheduleError(f"replica {home}: {unreadable(iterator)}")
 
 
 def loader_batches(loader: Any, first: int, home: int) -> Iterator[Any]:

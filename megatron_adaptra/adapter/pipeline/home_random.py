@@ -20,9 +20,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core import parallel_state as mpu
 from megatron.core import rerun_state_machine
 from megatron.core.tensor_parallel import random
 
+from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.ir.op import Op
 
 _States = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # CPU, device, tracker's
@@ -69,19 +71,21 @@ class HomeRandom:
         )
 
 
-def no_states() -> str:
-    """Return why a forward cannot get states of its own, or an empty string."""
-    _, device, tracked = random._get_all_rng_states()
-    if all(isinstance(state, torch.Tensor) for state in (device, *tracked.values())):
-        return ""
-    return "its generators are held by CUDA graphs"  # objects, which a replay goes on from
-
-
-def own_generator(model: torch.nn.Module) -> str:
-    """Return the type of a module in `model` that has a generator of its own, or "" for none."""
-    for module in model.modules():
-        if any(isinstance(value, torch.Generator) for value in vars(module).values()):
-            return type(module).__name__
+def differing() -> str:
+    """Return why random states differ between replicas, or ""; a collective of all ranks."""
+    cpu, device, tracked = random._get_all_rng_states()
+    digest = hashlib.sha256()
+    for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
+        given = state.cpu().numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state)
+        digest.update(given if isinstance(given, bytes) else given.encode())
+    place = (
+        mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank(),
+        mpu.get_context_parallel_rank(),
+    )  # fmt: skip
+    first: dict[Any, str] = {}
+    for where, found in from_all_ranks((place, digest.hexdigest())):
+        if first.setdefault(where, found) != found:
+            return "random states differ between replicas (--data-parallel-random-init)"
     return ""
 
 

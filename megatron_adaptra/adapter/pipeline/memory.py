@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
+from megatron_adaptra.ir.schedule import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.measure.report import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
-from megatron_adaptra.adapter.pipeline.closed_groups import Tie
 
 # Of Megatron: gradients and parameters of data-parallel ranks, and barriers of its timers, which
 # come once per iteration, whatever the order of ops.

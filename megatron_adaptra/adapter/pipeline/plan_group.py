@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP, Tie, components, own_ranks
+from megatron_adaptra.adapter.compat.closed_groups import Tie, components, own_ranks
+from megatron_adaptra.adapter.limits import WARMUP
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.execute.process_location import ProcessLocation, clock_ids, visible_pids
 from megatron_adaptra.transport.descriptors import descriptors_left, room, too_few
@@ -34,7 +35,7 @@ class PlanGroup:
         visible_pids: process ids, by global rank, of the processes that this one sees, itself
             included.
         resumed: the state that the leader has read from a checkpoint; None for none.
-        limits: what some rank's model does not allow, with the reason (`compatibility.limits_of`).
+        limits: what some rank's model does not allow, with the reason (`limits`).
         serial: number of this group's connections in the job; the same on all ranks.
         left: of every global rank, the file descriptors left to it when connections and control
             have taken theirs; negative where they are too few.

@@ -92,14 +92,6 @@ class _Recorded:
         return getattr(self._source, name)
 
 
-def recompute_reason(config: Any) -> str:
-    """Return why forwards of a model with this `config` cannot be repeated, or an empty string."""
-    for name, words in (("fp8", "fp8 scaling"), ("fp4", "fp4 scaling")):
-        if getattr(config, name, None):
-            return words
-    return ""
-
-
 def _validated(*_: Any, **__: Any) -> None:
     """Validate nothing: Megatron counts validations, and keeps the first ones' greatest loss."""
 

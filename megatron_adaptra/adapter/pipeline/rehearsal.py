@@ -44,7 +44,7 @@ from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.unused_posts import first_posts
+from megatron_adaptra.ir.program import first_posts
 from megatron_adaptra.transport.base import Transport, Work
 
 _BEFORE = 2  # iterations: caches are filled, and the optimizer has its state

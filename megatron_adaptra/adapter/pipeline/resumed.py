@@ -18,7 +18,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line, warmup_of
-from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved_line
+from megatron_adaptra.plan.pipeline.fixed import interleaved_line
 
 FORMAT = 1
 _ORDERED = ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W})  # each by microbatch, for equal bits

@@ -13,12 +13,10 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import first_posts, lower, unused_posts
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
@@ -160,18 +158,10 @@ class Run:
 
     def _next(self, iteration: int) -> Schedule:
         """Return the agreed schedule of `iteration`; where that fails, the schedule in force."""
-        try:
-            bundle = self.controller.begin(iteration)
-            if isinstance(bundle, Bundle):
-                self._take_links(bundle)
-                self._in_force = bundle
-                return bundle[SCHEDULE]
-            self._context.guard.fail(self.controller.begin, f"it says {bundle!r}")
-        except (Disagreement, PeerLost):
-            raise
-        except Exception as error:
-            self._context.guard.fail(self.controller.begin, error)
-        return self._in_force[SCHEDULE]
+        guard = self._context.guard
+        bundle = self._in_force = guard.agreed(self.controller.begin, iteration, self._in_force)
+        self._take_links(bundle)
+        return bundle[SCHEDULE]
 
     def _take_links(self, bundle: Bundle) -> None:
         """Measure the links with other replicas as soon as all ranks have them."""

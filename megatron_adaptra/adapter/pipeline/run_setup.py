@@ -14,24 +14,26 @@ import torch.distributed as dist
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
-from megatron_adaptra.adapt.routes.remedy import RouteRemedy
+from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.decisions import Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapter.compat.features import Effect, effect_of
-from megatron_adaptra.adapter.compat.schedule_args import (
-    ScheduleArgs,
-    config_of,
-    message_of,
-    models_of,
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.limits import (
+    APART,
+    MOVED,
+    ORDER,
+    RECOMPUTE,
+    ROUTES,
+    SPLIT,
+    WARMUP,
+    Case,
+    why_not,
 )
-from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
-from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
-from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.agree.agreement import Ballot, Proposal, starting_ballot
@@ -96,7 +98,7 @@ def start_run(
     if config.policy in SPLITTING and SPLIT in limits:
         raise BadInput("policy", config.policy, f"not this model: {limits[SPLIT]}; use 1f1b")
     chunks = len(models_of(arguments))
-    if pinned := effect_of(config_of(arguments), Effect.PINNED):
+    if pinned := why_not(ORDER, Case(config, arguments)):
         context.say(f"warmup stays as it is: {pinned}")
     pinned = pinned or limits.get(WARMUP, "")
     means = _Means(
@@ -245,16 +247,9 @@ def _loop(
     workers = [Worker(rank, group.names[rank]) for rank in context.workers]
     rule = _policy(context, means)
     estimators = []
-    for replica in range(context.replicas):
-        own = slice(replica * context.stages, (replica + 1) * context.stages)
-        estimators.append(
-            _estimator(context, wiring, means, message_bytes, peaks[own], context.workers[own])
-        )
-        resumed = {}
-        for link, seconds in delays.items():
-            a, b = (int(worker) - own.start for worker in link.split(">"))
-            resumed[f"{a}>{b}"] = seconds
-        estimators[-1].resume(resumed)
+    for worker in range(0, len(workers), context.stages):
+        estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
+        estimators[-1].resume(delays)
     if context.replicas == 1:
         return Loop(PipelineRemedy(start, estimators[0], rule, log, workers), announce=announce)
     moves = mode_of(context.config.reroute, group.limits, means.executes)
@@ -294,17 +289,19 @@ def _estimator(
     means: _Means,
     message_bytes: int,
     at_first: Sequence[float],
-    ranks: Sequence[int],
+    first: int,
 ) -> Estimator:
-    """Make the estimator of the pipeline of `ranks`, by stage.
+    """Make the estimator of the pipeline whose workers are numbered from `first` on.
 
-    `at_first`: microbatches per stage that fit, as the job begins with so many.
+    `at_first`: microbatches per worker that fit, as the job begins with so many.
     """
-    hosts, cores = _hosts_and_cores(wiring, ranks)
+    own = slice(first, first + context.stages)
+    hosts, cores = _hosts_and_cores(wiring, context.workers[own])
     return Estimator(
         means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
         context.emulator is None or context.device.behind, chunks=means.chunks, split=means.split,
-        recompute=means.recompute, at_first=at_first, on_device=context.device.behind,
+        recompute=means.recompute, at_first=at_first[own], on_device=context.device.behind,
+        first=first,
     )  # fmt: skip
 
 
@@ -329,6 +326,27 @@ def _resumed(
     except Unfit as error:
         context.say(f"the checkpoint's plan does not fit, starting from {start.policy}: {error}")
         return None, {}
+
+
+def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
+    """Choose the mode of routes: as `asked`, or narrower by the `found` limits of all ranks.
+
+    `executes`: our executor runs the ops; Megatron's own schedule has one order.
+    """
+    if found.get(APART):
+        return ALIKE
+    if found.get(ROUTES) or found.get(WARMUP):
+        return NO_ROUTES
+    return asked if executes and not found.get(MOVED) else "swap"
+
+
+def allows(mode: str, schedule: Schedule) -> bool:
+    """Return whether a plan of this `mode` may be this `schedule`."""
+    if mode == ALIKE:
+        return schedule.alike
+    if mode == "auto" or not schedule.routes.moved:
+        return True
+    return mode == "swap" and schedule.keeps_order
 
 
 def _hosts_and_cores(wiring: Wiring, ranks: Sequence[int]) -> tuple[list[str], float | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
+from megatron_adaptra.adapter.compat import closed_groups
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import (
@@ -19,10 +20,18 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     models_of,
     only,
 )
-from megatron_adaptra.adapter.pipeline import closed_groups, route_limits
+from megatron_adaptra.adapter.limits import (
+    MOVED,
+    PIPELINE,
+    RECOMPUTE,
+    ROUTES,
+    SPLIT,
+    WARMUP,
+    Case,
+    why_not,
+)
+from megatron_adaptra.adapter.pipeline import home_random
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
-from megatron_adaptra.adapter.pipeline.closed_groups import WARMUP
-from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
 from megatron_adaptra.adapter.pipeline.emulation import emulated_links
 from megatron_adaptra.adapter.pipeline.engines import (
@@ -31,11 +40,10 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_native,
     run_stock,
 )
-from megatron_adaptra.adapter.pipeline.home_data import HomeData
+from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
-from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
@@ -45,7 +53,7 @@ from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import NoConnections
 from megatron_adaptra.base.log import GOES_ON, log_line
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.heap import FrozenHeap
@@ -142,9 +150,8 @@ class Session:
         """
         if arguments.get("forward_only"):
             self.iteration_done()
-        reason = self._stock or not_ours(
-            function, arguments, self.config.engine, self.stages, self.patches
-        )
+        case = Case(self.config, arguments, function, self.patches)
+        reason = self._stock or why_not(PIPELINE, case)
         if reason:
             self.context.say(f"stock schedule: {reason}")
         if self.context.emulator is not None:
@@ -367,15 +374,19 @@ class Session:
         return self.run
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
-        limits, watch, context = {}, self._watch, self.context
+        watch, context, config = self._watch, self.context, self.config
+        asked, moved = [], False
         if self._executor.runs(arguments):
-            limits = limits_of(arguments, self.config, self.patches)
-        limits[WARMUP] = self.patches.why_not("watched-ops")
+            asked += [SPLIT] if config.policy in ("adaptive", *SPLITTING) else []
+            asked += [RECOMPUTE] if config.recompute else []
+            moved = config.reroute == "auto"
+        case = Case(config, arguments, patches=self.patches)
+        limits = {feature: why_not(feature, case) for feature in (*asked, WARMUP)}
         if self._homes is not None:
             why = self._batches.why_not() if self._batches is not None else ""
-            why = why or self._homes.why_not(only(arguments["data_iterator"]))
-            moves = self.config.reroute == "auto" and self._executor.runs(arguments)
-            limits |= route_limits.limits(arguments, why, moves)
+            why = why or unreadable(only(arguments["data_iterator"]))
+            limits[ROUTES] = home_random.differing() or why
+            limits[MOVED] = why_not(MOVED, case) if moved else ""
         ties = closed_groups.configured(config_of(arguments), models_of(arguments))
         if watch is not None and watch.met is not None:
             ties.append(watch.met)

@@ -26,13 +26,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.limits import EMBEDDINGS, delays
 
 _LINEAR = layers.LinearWithGradAccumulationAndAsyncCommunication
-_LINEARS = (layers.ColumnParallelLinear, layers.RowParallelLinear)
-_EMBEDDINGS = (layers.VocabParallelEmbedding, torch.nn.Embedding)
 _ENGINE = torch.autograd.Variable._execution_engine
 _TOGETHER = 16 * 2**20  # bytes of gradients for one call: it costs, and so does keeping them
-_REST = 0.1  # share of a chunk's parameters whose gradients may be kept between the halves
 
 
 class _Linear(NamedTuple):
@@ -67,7 +65,7 @@ def _like(context: Any, **changed: Any) -> Any:
 
 
 class SplitBackward:
-    """A SplitBackward runs backwards of one `model` chunk in halves; see `split_reason`.
+    """A SplitBackward runs backwards of one `model` chunk in halves.
 
     `order`: that of `filling_order`. Replicas whose last backward is whole start to reduce their
     data-parallel buckets in that order.
@@ -78,9 +76,9 @@ class SplitBackward:
         backwards = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         self._parameters = sorted(backwards, key=lambda p: place.get(p, len(place)))
         self._has_checkpoints = False  # that some forward has run, see `whole`
-        self._delaying = [m for m in model.modules() if _delays(m)]
+        self._delaying = [m for m in model.modules() if delays(m)]
         self._embedded: list[GradientEdge] = []
-        self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
+        self._embeddings = [m for m in model.modules() if isinstance(m, EMBEDDINGS)]
         held_back = {id(m.weight) for m in self._embeddings}
         self._tables = tuple(p for p in self._parameters if id(p) in held_back)
         self._others = tuple(p for p in self._parameters if id(p) not in held_back)
@@ -205,36 +203,6 @@ def filling_order(models: Sequence[torch.nn.Module]) -> Iterator[dict[torch.nn.P
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def split_reason(model: torch.nn.Module, config: Any) -> str:
-    """Return why backwards of this model cannot be split, or "". `config`: the model's."""
-    if getattr(config, "recompute_granularity", None) is not None:
-        return "Megatron's own activation recompute"
-    if getattr(config, "generalized_tensor_parallel_remat_size", 1) > 1:
-        return "rematerialised tensor parallel weights"
-    if any(p._backward_hooks for p in model.parameters()):
-        return "tensor hooks on parameters"
-    rest: dict[str, int] = {}
-    for module in model.modules():
-        if not isinstance(module, (*_EMBEDDINGS, *_LINEARS)) and not _delays(module):
-            own = (p.numel() for p in module.parameters(recurse=False) if p.requires_grad)
-            name = type(module).__name__
-            rest[name] = rest.get(name, 0) + sum(own)
-    if sum(rest.values()) > _REST * sum(p.numel() for p in model.parameters()):
-        name = max(rest, key=lambda name: rest[name])
-        return f"{name}, whose weight gradients cannot be stored"
-    return ""
-
-
-def _delays(module: torch.nn.Module) -> bool:
-    """Return whether `module`, a layer of TransformerEngine, stores its weight gradient itself."""
-    config = getattr(module, "config", None)
-    return (
-        hasattr(module, "backward_dw")
-        and bool(getattr(config, "delay_wgrad_compute", False))
-        and type(module).__module__.endswith("transformer_engine")
-    )
 
 
 def _checkpoints(output: torch.Tensor) -> bool:

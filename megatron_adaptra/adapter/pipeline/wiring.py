@@ -15,6 +15,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -24,19 +25,18 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     message_bytes,
     models_of,
 )
-from megatron_adaptra.adapter.pipeline.closed_groups import Tie
+from megatron_adaptra.adapter.limits import APART, MOVED, ROUTES, TOGETHER, Case, why_not
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
-from megatron_adaptra.adapter.pipeline.route_limits import APART, MOVED, ROUTES, apart
 from megatron_adaptra.agree.agreement import DecisionStore
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.agree.relink import Relink
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
+from megatron_adaptra.base.errors import NoConnections
 from megatron_adaptra.base.log import LogOnce, log_line
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
@@ -53,17 +53,15 @@ from megatron_adaptra.execute.small.small_collectives import (
     SmallCollectives,
 )
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.program import Neighbours
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.measure.link_probe import LinkProbes
-from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import torch_waits
 from megatron_adaptra.transport.descriptors import too_few
-from megatron_adaptra.transport.engine import bindings
-from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
+from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.gloo import GlooTransport
+from megatron_adaptra.transport.opened import missing_engine, open_wire
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
@@ -125,7 +123,9 @@ class RankContext:
         late = min(config.timeout, max(limit - waits.CHAIN, limit / 2))
         config = replace(config, timeout=min(limit + waits.CHAIN, waits.FOREVER))
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
-        why = apart(config, device.behind) if config.reroute != "off" else "off"
+        why = "off"
+        if config.reroute != "off":
+            why = why_not(TOGETHER, Case(config, on_device=device.behind))
         replicas = [0] if why else _replicas()
         together = len(replicas) > 1
         worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage
@@ -154,7 +154,7 @@ class RankContext:
             context.say(f"each replica is planned by itself: {why}")
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
         falls_back = config.transport == "auto" and not config.encrypt
-        if adapts and falls_back and (why := bindings.missing()):
+        if adapts and falls_back and (why := missing_engine(config.transport, config.encrypt)):
             # At once: the first iteration of a large job is minutes away.
             context.say(_over_gloo(f"rank {dist.get_rank()}: {why}"))
         return context
@@ -334,71 +334,39 @@ def _connect(
     """Open a wire, the pipeline's transports over it, control, which is called `name`, and probes.
 
     `copies`: as for EngineWire. A collective: raises NoConnections on all ranks where some cannot
-    connect.
+    connect. A ring of two stages has both kinds of messages on one link: each kind gets its
+    transport.
     """
-    asked, encrypt = context.config.transport, context.config.encrypt
-    missing = bindings.missing() if asked != "gloo" else "gloo was asked for"
-    missing = reason_anywhere(missing or (bindings.missing_tls() if encrypt else ""))
-    if missing and (encrypt or asked == "engine"):
-        field, value = ("encrypt", "on") if encrypt else ("transport", asked)
-        raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
-    if missing and device.type == "cuda":
-        raise NoConnections(f"messages on GPUs need our engine: {missing}")
-    if missing and asked == "auto":
-        context.say(_over_gloo(missing))
-    error: Exception | None = None
-    with contextlib.ExitStack() as unless_open:
-        try:
-            wire = GlooWire() if missing else _engine_wire(context, group, copies)
-            unless_open.callback(wire.close)
-            pipelines = []
-            for transport in _open_pipelines(context, wire, device, chunks, group.serial):
-                unless_open.callback(transport.close)
-                pipelines.append(transport)
-            control = wire.control(name, group.members)
-            unless_open.callback(control.close)
-            probed = wire.probes(
-                f"{group.serial}/probes", context.workers, _links(context, chunks), context.emulator
-            )
-            unless_open.callback(probed.close)
-        except (PeerLost, DeviceFailed, OSError, RuntimeError) as raised:
-            error = raised
-        why = "" if error is None else reason_of(error)
-        if reason := reason_anywhere(why, isinstance(error, PeerLost)):
-            raise NoConnections(f"cannot connect: {reason}")
-        unless_open.pop_all()
-        return wire, tuple(pipelines), control, probed
+    config, emulator, workers = context.config, context.emulator, context.workers
+    links = _links(context, chunks)
+    kinds = ["pipeline", "gradients"] if chunks > 1 and context.stages == 2 else ["pipeline"]
+
+    def over_gloo(missing: str) -> None:
+        if device.type == "cuda":
+            raise NoConnections(f"messages on GPUs need our engine: {missing}")
+        if config.transport == "auto":
+            context.say(_over_gloo(missing))
+
+    def opens(wire: Wire) -> Iterator[Transport]:
+        for kind in kinds:
+            yield wire.transport(f"{group.serial}/{kind}", workers, links, emulator, device)
+        yield wire.control(name, group.members)
+        yield wire.probes(f"{group.serial}/probes", workers, links, emulator)
+
+    decisions = _log_file(config)
+    wire, (*pipelines, control, probed) = open_wire(
+        str(group.serial), group.clock_ids[dist.get_rank()], config.timeout, reason_anywhere, opens,
+        asked=config.transport, encrypt=config.encrypt, over_gloo=over_gloo,
+        # NCCL's network for this GPU, and nothing else, shows how its messages are doing.
+        gpu=context.device.pci if isinstance(context.device, CudaDevice) else "",
+        log=decisions and decisions.with_suffix(f".connections{decisions.suffix}"), copies=copies,
+    )  # fmt: skip
+    return wire, tuple(pipelines), control, probed
 
 
 def _over_gloo(missing: str) -> str:
     """Return the line that says why there is no engine. `missing`: the rank, and the reason."""
     return f"messages go over gloo, for there is no engine: {missing}"
-
-
-def _engine_wire(context: RankContext, group: PlanGroup, copies: bool) -> Wire:
-    me = dist.get_rank()
-    rendezvous = StoreRendezvous(f"adaptra/{group.serial}/engine")
-    machine, decisions = group.clock_ids[me], _log_file(context.config)
-    log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
-    timeout, encrypt = context.config.timeout, context.config.encrypt
-    # The network that NCCL uses for this GPU, and nothing else, shows how its messages are doing.
-    gpu = context.device.pci if isinstance(context.device, CudaDevice) else ""
-    host = local_address(gpu=bool(gpu))
-    endpoint = Endpoint(me, host, machine, rendezvous, timeout, log, encrypted=encrypt, gpu=gpu)
-    return EngineWire(endpoint, me, copies)
-
-
-def _open_pipelines(
-    context: RankContext, wire: Wire, device: torch.device, chunks: int, serial: int
-) -> Iterator[Transport]:
-    """Open both directions of every link; several chunks make a ring of the stages.
-
-    A ring of two stages has both kinds of messages on one link: each kind gets its transport.
-    """
-    links = _links(context, chunks)
-    kinds = ["pipeline", "gradients"] if chunks > 1 and context.stages == 2 else ["pipeline"]
-    for kind in kinds:
-        yield wire.transport(f"{serial}/{kind}", context.workers, links, context.emulator, device)
 
 
 def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:

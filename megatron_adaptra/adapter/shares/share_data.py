@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Any
 
 from megatron_adaptra.adapter.pipeline.home_data import (
-    HomeData,
     loader_batches,
     loader_of,
     reads_homes,
+    unreadable,
 )
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.sync import SyncPlan
@@ -34,16 +34,8 @@ class ShareData:
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
-        self._why_not = HomeData(replica).why_not
         self._ahead: list[Any] = []  # batches, read by the plan of the next iteration
         self._place: tuple[Any, int] | None = None  # for which they were read
-
-    def why_not(self, iterator: Any) -> str:
-        """Return why no batch of another replica can be read, or an empty string.
-
-        `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
-        """
-        return self._why_not(iterator)
 
     def read_ahead(self, iterator: Any, plan: SyncPlan) -> None:
         """Read the batches of other replicas that this one runs in the next iteration by `plan`.
@@ -78,7 +70,7 @@ class ShareData:
                 places[home] = number + 1
             return found
         if (place := _place(iterator)) is None:
-            raise ScheduleError(self._why_not(iterator))
+            raise ScheduleError(unreadable(iterator))
         loader, first = place
         return [next(loader_batches(loader, first + number, home)) for home, number in others]
 

@@ -22,12 +22,12 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
+from megatron_adaptra.adapter.limits import SHARES, Case, why_not
 from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.adapter.shares.offers import offers_of
+from megatron_adaptra.adapter.shares.first_iteration import FirstIteration
 from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
-from megatron_adaptra.adapter.shares.share_limits import FirstIteration, apart, too_many
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.shares.sources import Source, new_source
 from megatron_adaptra.agree.share_vote import (
@@ -43,7 +43,7 @@ from megatron_adaptra.base.errors import reason_of
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
 # Why there are no shares any more, by the result of the vote.
@@ -104,7 +104,7 @@ class Shares:
         if _again():
             return self._run(run, arguments)
         iterator = only(arguments["data_iterator"])
-        self._begin(arguments["num_microbatches"], iterator)
+        self._begin(arguments, iterator)
 
         def over() -> None:
             if not self._off:
@@ -121,18 +121,19 @@ class Shares:
 
     def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
         """Run the first iteration as stock, and watch whether later ones can be shared out."""
-        reason = self._session.patches.why_not("shares", "watched-ops")
-        reason = reason or apart(self._config, arguments)
-        if reason:
+        if reason := self._why_not(arguments):
             self._refuse(reason)
             return run(arguments)
         self._iteration = self._session.iteration
         if self._source is None:
-            self._source = self._guard.call(self._new_source, arguments["num_microbatches"])
+            self._source = self._guard.call(
+                new_source, self._session, arguments["num_microbatches"], self._iteration,
+                self._reductions,
+            )  # fmt: skip
         self._start(arguments["num_microbatches"])
         self._starts()
         config = config_of(arguments)
-        watch = FirstIteration(self._data, bool(config.calculate_per_token_loss))
+        watch = FirstIteration(bool(config.calculate_per_token_loss))
         with watch.ops(config):
             result = self._run(run, watch.around(arguments))
         if reason := reason_anywhere(watch.reason) or self._connect():
@@ -142,12 +143,8 @@ class Shares:
         self._end(only(arguments["data_iterator"]))
         return result
 
-    def _new_source(self, microbatches: int) -> Source:
-        """Make the source that the settings ask for."""
-        return new_source(
-            self._config, microbatches, self._iteration, self._session.context.say,
-            lambda: offers_of(self._session, self._reductions),
-        )  # fmt: skip
+    def _why_not(self, arguments: ScheduleArgs) -> str:
+        return why_not(SHARES, Case(self._config, arguments, patches=self._session.patches))
 
     def _connect(self) -> str:
         """Connect all ranks to vote; return why they cannot, or an empty string. A collective."""
@@ -166,12 +163,13 @@ class Shares:
 
     # The two ends of an iteration.
 
-    def _begin(self, microbatches: int, iterator: Any) -> None:
-        """Begin an iteration of so many `microbatches` per replica in stock.
+    def _begin(self, arguments: ScheduleArgs, iterator: Any) -> None:
+        """Begin an iteration of a schedule with these `arguments` in stock.
 
         `iterator`: Megatron's. Raises what reading from it raises, see ShareData.
         """
         assert self._vote is not None
+        microbatches = arguments["num_microbatches"]
         voted, before = self._vote.result(), self._plan
         word, self._voted = voted.word, voted.counts
         # The session counts what Megatron has skipped since.
@@ -183,7 +181,7 @@ class Shares:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
         elif microbatches != before.microbatches:
-            if reason := too_many(microbatches):
+            if reason := self._why_not(arguments):
                 self._plan = SyncPlan.full_of(self._replicas, 1)
                 self._refuse(reason)
             else:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.leader import planner_of
+from megatron_adaptra.adapt.loop import Offer, Offers
+from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import AUTO
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
+from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
+
+if TYPE_CHECKING:  # settings are checked before it is known that this Megatron has all it needs
+    from megatron_adaptra.adapter.pipeline.session import Session
 
 
 class Source(Protocol):
@@ -99,31 +105,61 @@ class NamedCounts(Source):
 
 
 def new_source(
-    config: AdaptraConfig,
-    microbatches: int,
-    iteration: int,
-    say: Callable[[str], None],
-    offers: Callable[[], Offers | None],
+    session: Session, microbatches: int, iteration: int, reductions: Callable[[], Sequence[Any]]
 ) -> Source:
     """Make the source that a job's settings ask for.
 
     Args:
-        config: the settings.
+        session: this rank's.
         microbatches: of a replica in stock.
         iteration: the first one.
-        say: logs a sentence, at rank 0.
-        offers: gives those of cheaper remedies, where counts are found by the ladder; see
-            ShareRemedy.
+        reductions: the job's PlannedCollectives.
     """
+    config = session.config
     if config.counts:
-        return NamedCounts(config.counts, say)
+        return NamedCounts(config.counts, session.context.say)
     return AdaptiveShares(
         dist.get_rank(), mpu.get_data_parallel_world_size(), microbatches, iteration,
         stages=mpu.get_pipeline_model_parallel_world_size(), min_gain=config.min_gain,
         log=config.log_file("sync"),
         record=Path(config.record) / "sync.jsonl" if config.record else None,
-        offers=offers(),
+        offers=_offers(session, reductions),
     )  # fmt: skip
+
+
+def _offers(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offers | None:
+    """Return, by cheaper remedy that settings allow, a function that asks its planner.
+
+    None for `share`. Planners run at rank 0, where counts are chosen: that of routes for all
+    replicas, those of all-reduces for the groups that rank 0 is the first of. The first stage's
+    group stands for all.
+    """
+    config = session.config
+    if config.sync != "auto":
+        return None
+    offers: dict[str, Callable[[], Offer | None]] = {}
+    if config.allreduce == AUTO:
+        offers[COLLECTIVE] = lambda: _of_all_reduces(reductions())
+    if session.context.replicas > 1:
+        offers[ROUTES] = lambda: _of_routes(session)
+    return offers
+
+
+def _of_all_reduces(reductions: Sequence[Any]) -> Offer | None:
+    """Return the best offer; None until some planner has made one."""
+    offers = [loop.remedy.offer for one in reductions for loop in one.loops]
+    made = [offer for offer in offers if offer is not None]
+    return min(made, key=lambda offer: offer.leaves, default=None)
+
+
+def _of_routes(session: Session) -> Offer | None:
+    run = session.run
+    remedy = None if run is None else planner_of(run.controller)
+    if not isinstance(remedy, RouteRemedy):
+        return None
+    if remedy.mode in (ALIKE, NO_ROUTES):
+        return Offer(0, 1.0, standing=True)
+    return remedy.offer
 
 
 def fit(counts: tuple[int, ...], replicas: int, microbatches: int) -> None:

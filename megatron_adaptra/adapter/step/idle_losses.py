@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from megatron_adaptra.transport.connect import gather
 
 
 class IdleLosses:
@@ -27,8 +28,7 @@ class IdleLosses:
         replicas, the first peer's own.
         """
         if self._pairs is None:
-            given: list[Any] = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(given, losses[0] if losses else None, group=self._group)
+            given = gather(losses[0] if losses else None, self._group)
             one = next((one for one in given if one is not None), None)
             if one is None:
                 return losses

@@ -11,9 +11,9 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,73 +23,51 @@ import torch.distributed as dist
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
 from megatron_adaptra.adapter.step.planned_groups import (
     PlannedGroup,
-    connect,
     data_parallel_number,
     difference_of,
     late_in,
     of_experts,
 )
 from megatron_adaptra.base.errors import DeviceFailed, NoConnections, PeerLost
-from megatron_adaptra.config import AUTO, AdaptraConfig
-from megatron_adaptra.device.cuda import captured, device_of
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.cuda import device_of
 from megatron_adaptra.device.host import HostDevice
-from megatron_adaptra.execute.planned.exchange import FLOATS, ExchangeWork
+from megatron_adaptra.execute.planned.exchange import ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.shard_forms import SHARDED
-from megatron_adaptra.plan.reductions.selector import MOST_RANKS
-from megatron_adaptra.plan.reductions.setting import plan_in_file
-from megatron_adaptra.plan.reductions.sized import FEWEST_RANKS, for_gradients
-from megatron_adaptra.plan.reductions.sized_shards import for_shards
+from megatron_adaptra.plan.reductions.sized import for_gradients, for_shards, plan_in_file
 
 
 class Handle:
-    """A handle lets Megatron wait for a collective that overlaps with other work.
+    """A handle lets Megatron wait for collectives that overlap with other work.
 
-    `checks`: called after the `works`; each raises an error that must end the training.
+    Args:
+        works: of plans, or handles of Megatron's own.
+        then: called once they are over; one that raises ends the training. A reduction of
+            Megatron's counts as ended only here: where backwards have hidden all of it, it ends
+            with them.
+        hidden: gets the seconds from the making of this handle to the wait for it.
     """
 
-    def __init__(self, works: list[ExchangeWork], checks: Iterable[Callable[[], None]]) -> None:
-        self._works, self._checks = works, list(checks)
+    def __init__(
+        self,
+        works: Sequence[Any],
+        then: Iterable[Callable[[], None]] = (),
+        hidden: Callable[[float], None] | None = None,
+    ) -> None:
+        self._works, self._then, self._hidden = works, list(then), hidden
+        self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Wait for all works. Raises PeerLost, which names the rank, and what a check raises."""
+        """Wait for all works. Raises PeerLost, which names the rank, and what `then` raises."""
+        if self._hidden is not None:
+            self._hidden(time.monotonic() - self._began)
         for work in self._works:
             work.wait()
-        for check in self._checks:
-            check()
-
-
-class NativeHandle:
-    """A NativeHandle waits for the `handle` of Megatron's own reduction, and then calls `then`.
-
-    A reduction counts as ended only when it is waited for: where backwards have hidden all of it,
-    it ends with them.
-    """
-
-    def __init__(self, handle: Any, then: Callable[[], None]) -> None:
-        self._handle, self._then = handle, then
-
-    def wait(self) -> None:
-        """Wait for Megatron's handle. Raises what that raises."""
-        self._handle.wait()
-        self._then()
-
-
-class GatherHandle:
-    """A GatherHandle wraps the `handle` of an all-gather that overlaps with a forward.
-
-    `hidden`: gets the seconds from the gather's begin to the wait for it.
-    """
-
-    def __init__(self, handle: Any, hidden: Callable[[float], None]) -> None:
-        self._handle, self._hidden, self._began = handle, hidden, time.monotonic()
-
-    def wait(self) -> None:
-        """Wait for `handle`. Raises what that raises."""
-        self._hidden(time.monotonic() - self._began)
-        self._handle.wait()
+        for call in self._then:
+            call()
 
 
 @dataclass
@@ -137,26 +115,25 @@ class PlannedCollectives(ABC):
         """Put ours in place of Megatron's functions; to close the returned stack takes it back."""
 
     @property
+    def _planned_groups(self) -> list[PlannedGroup]:
+        return [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
+
+    @property
     def loops(self) -> list[Loop[ReductionRemedy]]:
         """The loops that choose plans for the groups that this rank is the first of."""
-        groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
-        loops = [one.adaptive.loop for one in groups if one.adaptive is not None]
-        return [loop for loop in loops if loop is not None]
+        return [one.loop for one in self._planned_groups if one.loop is not None]
 
     def scalars(self) -> dict[str, float]:
         """Collect the values for charts of all groups of this rank; see PlannedGroup."""
-        found: dict[str, float] = {}
-        for one in self._groups.values():
-            if isinstance(one, PlannedGroup):
-                found |= one.scalars()
-        return found
+        return {
+            name: value for one in self._planned_groups for name, value in one.scalars().items()
+        }
 
     def close(self) -> None:
         """Put Megatron's functions back, and end the connections once all under way has come."""
         with contextlib.ExitStack() as stack:
-            for group in self._groups.values():
-                if isinstance(group, PlannedGroup):
-                    stack.callback(group.close)
+            for group in self._planned_groups:
+                stack.callback(group.close)
             self._groups = {}
             self._found.clear()
             self._patched.close()
@@ -168,10 +145,13 @@ class PlannedCollectives(ABC):
 
     def _run(
         self, native: Callable[[], None], buckets: Any, groups: Mapping[Goal, PlannedGroup | None]
-    ) -> Handle | None:
+    ) -> None:
         """Call Megatron's function, with its collectives over `groups` by plan where there is one.
 
-        The handle has to be waited for; None where nothing was begun by plan.
+        Megatron gets a handle of those that are to overlap; others are waited for.
+
+        Raises:
+            PeerLost, Disagreement: as `Handle.wait`.
         """
         call = _Call(buckets, {goal: one for goal, one in groups.items() if one is not None})
         before, self._call = self._call, call
@@ -185,11 +165,18 @@ class PlannedCollectives(ABC):
         for goal in list(call.native):
             self._end_native(call, goal)
         if not call.works:
-            return None
+            return
         measured = [
             call.groups[goal].adaptive for goal in call.goals if goal is not Goal.ALL_GATHER
         ]
-        return Handle(call.works, [one.check for one in measured if one is not None])
+        handle = Handle(call.works, [one.check for one in measured if one is not None])
+        # Megatron's own handle, of nothing, is there where a collective overlaps.
+        if Goal.ALL_GATHER in groups and buckets.param_gather_handle is not None:
+            buckets.param_gather_handle = handle
+        elif Goal.ALL_GATHER not in groups and buckets.grad_reduce_handle is not None:
+            buckets.grad_reduce_handle = handle
+        else:
+            handle.wait()
 
     def _all_reduces(self) -> contextlib.AbstractContextManager[Any]:
         """Run the all-reduces of the running call by plan, in a `with`."""
@@ -238,18 +225,17 @@ class PlannedCollectives(ABC):
     def _end_native(self, call: _Call, goal: Goal) -> None:
         """End torch's collectives in a `call` for a `goal`, now or when they are waited for."""
         adaptive, buckets = call.groups[goal].adaptive, call.buckets
-        config = buckets.ddp_config
         count = call.native.pop(goal, 0)
         if adaptive is None or not count:
             return
-        if goal is Goal.ALL_GATHER:
-            _each(count, adaptive.gathered)  # or when that ends is not known here
-            return
-        ends = partial(_each, count, adaptive.ended)
-        if _overlaps(config) and buckets.grad_reduce_handle is not None:
-            buckets.grad_reduce_handle = NativeHandle(buckets.grad_reduce_handle, ends)
+        gathers = goal is Goal.ALL_GATHER
+        # When a gather ends may not be known here: it may have ended now, or later.
+        ends = [adaptive.gathered if gathers else adaptive.ended] * count
+        overlaps = not gathers and _overlaps(buckets.ddp_config)
+        if not overlaps or (native := buckets.grad_reduce_handle) is None:
+            Handle([], ends).wait()
         else:
-            ends()
+            buckets.grad_reduce_handle = Handle([native], ends)
 
     # The choice of groups.
 
@@ -276,7 +262,10 @@ class PlannedCollectives(ABC):
         if goal in known:
             return known[goal]
         tensors = list(tensors)
-        reason = self._not_ours(goal, tensors, group.size())
+        case = Collective(
+            self._config.allreduce, self._given, goal, group.size(), tensors, buckets.ddp_config
+        )
+        reason = why_not(REDUCTIONS, case)
         if not reason:
             if group not in self._groups:
                 self._groups[group] = self._open(goal, group, buckets, within)
@@ -288,32 +277,6 @@ class PlannedCollectives(ABC):
             reason = found
         self._say(f"{what} by Megatron: {reason}")
         return None
-
-    def _not_ours(self, goal: Goal, tensors: Iterable[torch.Tensor], ranks: int) -> str:
-        """Return why Megatron has to do the collective, or an empty string."""
-        for data in tensors:
-            if data.device.type == "cuda" and self._config.allreduce == AUTO:
-                if captured():
-                    return "they are captured into a CUDA graph"
-                continue  # measured alone
-            if data.layout != torch.strided or data.device.type != "cpu":
-                return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
-            if data.dtype not in FLOATS or not data.is_contiguous():
-                return f"they are {data.dtype} with strides {data.stride()}"
-        name = self._config.allreduce
-        if self._given is not None:
-            if self._given.goal is not goal:
-                return f"the plan of {name} is of another goal: {self._given.goal.value}"
-            if ranks != (wanted := self._given.ranks):
-                return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
-            return ""
-        if goal is not Goal.ALL_REDUCE and name not in (AUTO, *SHARDED):
-            return f"{name} has no {goal.value}"
-        if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
-            return f"{name} needs {fewest} ranks, here is {ranks}"
-        if name == AUTO and ranks > MOST_RANKS:  # each would be connected with each
-            return f"{name} chooses for at most {MOST_RANKS} ranks, here are {ranks}"
-        return ""
 
     def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
         """Connect the ranks of a group, a collective of it; return why not if they disagree."""
@@ -335,21 +298,6 @@ class PlannedCollectives(ABC):
             use = ("expert-" if of_experts(buckets) else "") + (
                 "shards" if sharded else "gradients"
             )
-        try:
-            connected, adaptive = connect(
-                group,
-                use,
-                self._config,
-                device,
-                sharded=sharded,
-                overlaps=_overlaps(buckets.ddp_config),
-            )
-        except NoConnections as error:
-            return f"cannot connect: {error}"
-        if adaptive is not None and adaptive.loop is not None:
-            adaptive.loop.announce = self.announce
-        if device.behind:
-            self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
         ranks, name, given = group.size(), self._config.allreduce, self._given
 
         @cache
@@ -360,7 +308,16 @@ class PlannedCollectives(ABC):
                 return for_gradients(name, ranks, nbytes, late)
             return for_shards(goal, name, ranks, nbytes)
 
-        return PlannedGroup(group, use, connected, adaptive, plan_of)
+        overlaps = _overlaps(buckets.ddp_config)
+        try:
+            planned = PlannedGroup(group, use, self._config, device, plan_of, sharded, overlaps)
+        except NoConnections as error:
+            return str(error)
+        if planned.loop is not None:
+            planned.loop.announce = self.announce
+        if device.behind:
+            self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
+        return planned
 
     def _late_in(self, group: Any, within: Any) -> tuple[int, ...]:
         """Return the ranks in a `group` that `--adaptra-late-ranks` names; () if it names all."""
@@ -379,8 +336,3 @@ def _overlaps(config: Any) -> bool:
     With several optimizer instances none are: each reduction has ended with Megatron's function.
     """
     return bool(config.overlap_grad_reduce) and config.num_distributed_optimizer_instances == 1
-
-
-def _each(count: int, call: Callable[[], None]) -> None:
-    for _ in range(count):
-        call()

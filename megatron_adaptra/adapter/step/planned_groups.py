@@ -7,14 +7,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.execute.planned import observed
-from megatron_adaptra.execute.planned.adaptive import MESHES, AdaptiveReductions
 from megatron_adaptra.execute.planned.connected import Connected
-from megatron_adaptra.execute.planned.exchange import Exchange
-from megatron_adaptra.execute.planned.observed import ObservedReductions
+from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.transport.connect import gather
 
 # Megatron's settings for DDP that change what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
@@ -23,36 +23,59 @@ _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", 
 class PlannedGroup:
     """A PlannedGroup connects the ranks of torch's process `group` for collectives by plan.
 
+    To make one is a collective of the group.
+
+    `exchange`: this rank's side of them. `adaptive`: measures, and knows the plan that ranks have
+    voted on, or that none runs on a GPU; None where a setting names the plan.
+
     Args:
         group: torch's.
-        name: of what is reduced, in charts.
-        connected: between them.
-        adaptive: measures, and knows the plan that ranks have voted on, or that none runs on a GPU;
-            None where a setting names the plan.
+        name: of what is reduced, in charts; and of the connections' use.
+        config: the job's settings.
+        device: that buffers are on.
         plan_of: the plan that the setting names, for a goal and so many bytes.
+        sharded, overlaps: see MeasuredReductions.
+
+    Raises:
+        NoConnections: they cannot be opened, on all ranks for the same reason.
     """
 
     def __init__(
         self,
         group: Any,
         name: str,
-        connected: Connected,
-        adaptive: AdaptiveReductions | ObservedReductions | None,
+        config: AdaptraConfig,
+        device: Device,
         plan_of: Callable[[Goal, int], CollectivePlan],
+        sharded: bool = False,
+        overlaps: bool = False,
     ) -> None:
-        self.group, self.name, self.adaptive = group, name, adaptive
-        self._connected, self._plan_of = connected, plan_of
+        self.group, self.name, self._plan_of = group, name, plan_of
+        auto = config.allreduce == AUTO
+        meshes = (MESHES[:-1] if device.behind else MESHES) if auto else ()
+        self._connected = Connected.between(
+            group, name, config.timeout, config.transport, config.encrypt, meshes
+        )
+        self.exchange = self._connected.exchange
+        self.adaptive: MeasuredReductions | None = None
+        if auto:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self.adaptive = MeasuredReductions(
+                self._connected, group.rank(), ranks, config.min_gain, config.timeout,
+                config.log_file(f"{name}{ranks[0]}"), sharded, overlaps, device,
+                dist.get_backend(group),
+            )  # fmt: skip
         self._first: Any = None
 
     @property
-    def exchange(self) -> Exchange:
-        """This rank's side of collectives by plan."""
-        return self._connected.exchange
+    def loop(self) -> Loop[ReductionRemedy] | None:
+        """The loop that chooses plans, at the group's first rank; None where none does."""
+        return None if self.adaptive is None else self.adaptive.loop
 
     def begins(self, buckets: Any) -> None:
         """Prepare to reduce gradients of `buckets`; the first ones seen begin each iteration.
 
-        Raises what `AdaptiveReductions.ready` does.
+        Raises what `MeasuredReductions.ready` does.
         """
         if self._first is None or buckets is self._first:
             self._first = buckets
@@ -78,50 +101,6 @@ class PlannedGroup:
         (self.adaptive or self._connected).close()
 
 
-def connect(
-    group: Any,
-    name: str,
-    config: AdaptraConfig,
-    device: Device,
-    *,
-    sharded: bool = False,
-    overlaps: bool = False,
-) -> tuple[Connected, AdaptiveReductions | ObservedReductions | None]:
-    """Connect the ranks of a `group`: a collective of it.
-
-    Args:
-        group: of torch.distributed.
-        name: of the connections' use.
-        config: the job's settings.
-        device: that buffers are on.
-        sharded, overlaps: see AdaptiveReductions.
-
-    Returns:
-        The connections; and, under `--adaptra-allreduce auto`, the object that measures and votes,
-        or on a GPU only measures.
-
-    Raises:
-        NoConnections: they cannot be opened, on all ranks for the same reason.
-    """
-    auto = config.allreduce == AUTO
-    meshes = (observed.MESHES if device.behind else MESHES) if auto else ()
-    connected = Connected.between(
-        group, name, config.timeout, config.transport, config.encrypt, meshes
-    )
-    if not auto:
-        return connected, None
-    ranks = tuple(dist.get_process_group_ranks(group))
-    log = config.log_file(f"{name}{ranks[0]}")
-    if device.behind:
-        return connected, ObservedReductions(
-            connected, group.rank(), ranks, device, dist.get_backend(group), config.min_gain,
-            config.timeout, log, sharded, overlaps,
-        )  # fmt: skip
-    return connected, AdaptiveReductions(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
-    )
-
-
 def difference_of(group: Any, buckets: Any, device: str) -> str:
     """Describe the first thing in which the ranks of a `group` differ; "" if they do not.
 
@@ -132,7 +111,7 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
     mine = {"device": device, **{name: getattr(config, name) for name in _SAME}}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    gathered = _of_all(group, mine)
+    gathered = gather(mine, group)
     ranks = dist.get_process_group_ranks(group)
     for rank, theirs in zip(ranks, gathered, strict=True):
         for name, value in gathered[0].items():
@@ -158,10 +137,4 @@ def late_in(group: Any, late: bool) -> tuple[int, ...]:
 
     Expert-parallel groups and those between optimizer instances number ranks in their own way.
     """
-    return tuple(number for number, one in enumerate(_of_all(group, late)) if one)
-
-
-def _of_all(group: Any, mine: Any) -> list[Any]:
-    gathered: list[Any] = [None] * group.size()
-    dist.all_gather_object(gathered, mine, group=group)
-    return gathered
+    return tuple(number for number, one in enumerate(gather(late, group)) if one)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.adapter.compat.timers import stopped_on
 from megatron_adaptra.execute.small.collective import SmallCollective
 
 
@@ -67,7 +66,7 @@ class Reruns:
     def train(self, train_step: Callable[[], Any]) -> Any:
         """Megatron's `train_step`, once more if it turns out that a rank wants it."""
         try:
-            with stopped_on(Rerun, self._timers):
+            with _stopped_on(Rerun, self._timers):
                 return train_step()
         except Rerun:
             self._again += 1
@@ -85,3 +84,23 @@ class Reruns:
         finally:
             self._asking, self._trusting = False, True
         return again
+
+
+@contextlib.contextmanager
+def _stopped_on(error: type[Exception], timers: Any) -> Iterator[None]:
+    """Stop timers of Megatron's that the body has started when it raises such an `error`.
+
+    They would refuse a second start. `timers`: or None.
+    """
+    before = _running(timers)
+    try:
+        yield
+    except error:
+        for timer in _running(timers) - before:
+            timer.stop()
+        raise
+
+
+def _running(timers: Any) -> set[Any]:
+    known = getattr(timers, "_timers", {}).values()
+    return {timer for timer in known if getattr(timer, "_started", False)}

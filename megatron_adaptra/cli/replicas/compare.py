@@ -14,13 +14,12 @@ from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.output import (
     Table,
+    finish,
     ms,
     note,
-    print_json,
     progress,
     say,
     show_table,
-    write_report,
 )
 from megatron_adaptra.cli.replicas.figures import EXPLAINED, headline, move_table, plan_json
 from megatron_adaptra.cli.replicas.shares import shares_json
@@ -38,10 +37,9 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
-from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.drawing import side_by_side_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.side_by_side import side_by_side_html, side_by_side_png
 
 UNTREATED = "1F1B, untreated"
 
@@ -76,57 +74,37 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     own, shares = found[0].plan, _shares(args, job)
     move = chosen_move(own)
     data = _json(found, job, base, shares)
-    files = []
-    if folder:
-        title, cells = title_of(args), move_table(own, job, base, shares)
-        lead = in_words(job.conditions, conditions)
-        gantts = _gantts(own, args.sends, shares)
-        html = side_by_side_html(
-            title,
+    leads = [in_words(job.conditions, conditions), decision(move, own.schedule)]
+    cells = move_table(own, job, base, shares)
+
+    def html() -> str:
+        return side_by_side_html(
+            title_of(args),
             headline(own, base),
-            [lead, decision(move, own.schedule)],
+            leads,
             [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
-            gantts,
-            drawing.Table("What each move gains", cells.columns, cells.rows),
+            _gantts(own, args.sends, shares),
+            cells._replace(title="What each move gains"),
         )
-        leads = [": ".join(filter(None, (title, lead))), decision(move, own.schedule)]
-        files = write_report(
-            folder,
-            "compare",
-            data,
-            html,
-            lambda path: side_by_side_png(path, _short(own, base), leads, gantts),
-        )
-    if args.json:
-        print_json(data)
-        return 0
-    say(in_words(job.conditions, conditions))
-    say(decision(move, own.schedule))
-    say(headline(own, base))
-    show_table(move_table(own, job, base, shares))
-    say(EXPLAINED)
-    if shares is not None:
-        say(f"{SHARE}: {shares_in_words(shares.sync)}")
-    if budgets:
-        say("milliseconds of an iteration, by activation budget of a worker in microbatches")
-        show_table(_budget_table(found, base))
-    for path in files:
-        say(str(path))
-    return 0
+
+    def show() -> None:
+        for line in (*leads, headline(own, base)):
+            say(line)
+        show_table(cells)
+        say(EXPLAINED)
+        if shares is not None:
+            say(f"{SHARE}: {shares_in_words(shares.sync)}")
+        if budgets:
+            say("milliseconds of an iteration, by activation budget of a worker in microbatches")
+            show_table(_budget_table(found, base))
+
+    return finish(args, folder, "compare", data, html, show)
 
 
 def within(conditions: ReplicaConditions, budget: float) -> ReplicaConditions:
     """The same job, of these `conditions`, with `budget`, in microbatches, on every worker."""
     pipeline = replace(conditions.pipeline, activation_budget=(budget,) * conditions.stages)
     return replace(conditions, pipeline=pipeline, activation_budget=())
-
-
-def _short(plan: ReplicaPlan, base: Baselines) -> str:
-    """A headline for a picture."""
-    text = f"{chosen_move(plan)}: {ms(plan.predicted)} ms"
-    if base.untreated and plan.predicted:
-        text += f", {base.untreated / plan.predicted:.2f}× as fast as untreated"
-    return text
 
 
 def _seconds(plan: ReplicaPlan, base: Baselines) -> dict[str, float]:

@@ -11,8 +11,7 @@ from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.replicas.source import healthy_seconds
-from megatron_adaptra.plan.failure_store import stored_failure_plans
-from megatron_adaptra.plan.failures import FailurePlan, failure_plans
+from megatron_adaptra.plan.failures import FailurePlan, failure_plans, stored_failure_plans
 
 PLACES = (
     "a healthy worker of another stage can take a dead one's place, once it has copied a peer's "

@@ -10,16 +10,17 @@ from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.once import given
 from megatron_adaptra.cli.output import Table, ms, note, print_json, progress, say, show_table
+from megatron_adaptra.cli.plugin import RULE
 from megatron_adaptra.cli.replicas.figures import MOST_ROWS
-from megatron_adaptra.cli.replicas.ladder import ladder_line, ladder_of, ladder_table
 from megatron_adaptra.cli.replicas.source import SHARE
 from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.plan.ladder import FULL, Ladder, Remedy, ladder_in_words
+from megatron_adaptra.plan.remedies import plan_remedies
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
 from megatron_adaptra.view import axis
 from megatron_adaptra.view.drawing import Drawing
-from megatron_adaptra.view.drawing import Table as DrawnTable
-from megatron_adaptra.view.shares import shares_gantt
+from megatron_adaptra.view.pipeline import shares_gantt
 
 SAME = 1.0005  # gains below are shown as none
 CANNOT = (
@@ -107,7 +108,7 @@ def run_shares(args: argparse.Namespace, job: Job) -> int:
     say(EXPLAINED)
     if ladder is not None:
         show_table(ladder_table(ladder))
-        say(ladder_line(ladder))
+        say(f"auto: {ladder_in_words(ladder, RULE.min_gain)}")
     if (words := why_not(plan)) is not None:
         say(words)
     elif job.conditions.stages > 1:
@@ -162,10 +163,10 @@ def _rows(plan: PipelineShares) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(plan: PipelineShares) -> Table:
+def _table(plan: PipelineShares, title: str = "") -> Table:
     each = plan.sync.microbatches
     columns = ("replica", "microbatches", "weight", "of others", "takes, ms", f"with {each}, ms")
-    return Table("", columns, _rows(plan))
+    return Table(title, columns, _rows(plan))
 
 
 def shares_json(plan: PipelineShares) -> dict[str, Any]:
@@ -202,7 +203,6 @@ def shares_drawing(args: argparse.Namespace, job: Job) -> tuple[Drawing, Pipelin
     before, after = plan.timelines()
     assert plan.conditions is not None
     each = plan.sync.microbatches
-    head = ("replica", "microbatches", "weight", "of others", "takes, ms", f"with {each}, ms")
     drawing = Drawing(
         SHARE,
         ": ".join(filter(None, (title_of(args), in_words(job.conditions, job.replicas)))),
@@ -215,7 +215,37 @@ def shares_drawing(args: argparse.Namespace, job: Job) -> tuple[Drawing, Pipelin
             (axis.ms(plan.full), f"with {each} microbatches each"),
             (axis.ms(plan.bound), "no counts are faster"),
         ],
-        DrawnTable("Replica by replica", head, _rows(plan)),
+        _table(plan, "Replica by replica"),
         plan.predicted,
     )
     return drawing, plan
+
+
+def ladder_of(job: Job, sends: str) -> Ladder | None:
+    """All remedies for a `job` of several replicas; None where its activations do not fit.
+
+    `sends`: "eager" or "rendezvous".
+    """
+    assert job.replicas is not None  # the caller has looked
+    try:
+        return plan_remedies(job.replicas, sends, RULE.min_gain)
+    except BadInput:
+        return None
+
+
+def ladder_table(ladder: Ladder) -> Table:
+    """Return a table of the remedies of a `ladder`: the time each leaves, or why it is refused."""
+    rungs = (Remedy(FULL, ladder.full, "nothing changes"), *ladder.remedies)
+    return Table(
+        "",
+        ("remedy, the cheapest first", "iteration, ms", "gain", "how"),
+        [_row(one, ladder) for one in rungs],
+    )
+
+
+def _row(one: Remedy, ladder: Ladder) -> tuple[str, ...]:
+    name = one.name + ", chosen" * (one.name == ladder.chosen)
+    if one.leaves is None:
+        return name, "–", "–", one.why
+    gain = f"{ladder.full / one.leaves:.2f} x" if one.leaves else ""
+    return name, ms(one.leaves), gain, one.why

@@ -6,11 +6,11 @@ import argparse
 from dataclasses import replace
 from typing import NamedTuple
 
-from megatron_adaptra.base.errors import BadFile, BadInput, ScheduleError
+from megatron_adaptra.base.errors import BadFile, BadInput
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.planning import stock_of, time_limit_of
+from megatron_adaptra.cli.source import refuse_stuck
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.routes.reroute import (
@@ -90,10 +90,7 @@ def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | N
         if schedule.order[worker]:
             fault = f"it cannot run: worker {conditions.name(worker)} is dead, and has work there"
             raise BadFile("--schedule", args.schedule, fault)
-    try:
-        check(lower(schedule), conditions.activation_budget)
-    except ScheduleError as error:
-        raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
+    refuse_stuck(args, schedule, conditions.activation_budget)
     return evaluate_replicas(schedule, conditions, args.sends)
 
 

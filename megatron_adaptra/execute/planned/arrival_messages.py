@@ -65,41 +65,27 @@ class ArrivalMessages:
             for number in range(_AHEAD):
                 self._post(rank, number)
 
-    def ready(self, iteration: int, mark: int, until: int = 0) -> float:
-        """Send that the first gradients of `iteration` are ready; return the monotonic time.
-
-        `mark`: of what runs. `until`: the iteration before which this rank measures all of them.
-        Raises PeerLost for a rank that can be sent nothing.
-        """
-        now = time.monotonic()
-        self._send(iteration, mark, until, now, 0.0)
-        return now
-
-    def were_ready(self, iteration: int, mark: int, moment: float | None) -> None:
+    def ready(self, iteration: int, mark: int, moment: float | None, until: int = 0) -> None:
         """Send that the first gradients of `iteration` were ready at `moment`; None: unknown.
 
-        `moment`: on the monotonic clock. `mark`, PeerLost: see `ready`.
+        `mark`: of what runs. `moment`: on the monotonic clock. `until`: the iteration before which
+        this rank measures all of them. Raises PeerLost for a rank that can be sent nothing.
         """
         known = math.nan if moment is None else moment
-        self._send(iteration, mark, 0, known, time.monotonic() - known)
-
-    def left_out(self, iteration: int, mark: int) -> float:
-        """Begin an `iteration` that this rank does not measure: send nothing, return the moment.
-
-        `mark`: of what runs.
-        """
-        now = time.monotonic()
-        self._begin(iteration, _Mine(now, mark % _WORD, sent=False))
-        return now
-
-    def _send(self, iteration: int, mark: int, until: int, ready: float, since: float) -> None:
-        form = _FORM.pack(iteration, mark % _WORD, until, since)
+        form = _FORM.pack(iteration, mark % _WORD, until, time.monotonic() - known)
         frame = torch.frombuffer(bytearray(form), dtype=torch.uint8)
-        self._begin(iteration, _Mine(ready, mark % _WORD, sent=True))
+        self._begin(iteration, _Mine(known, mark % _WORD, sent=True))
         number, self._sent = self._sent, self._sent + 1
         self._sends.append(
             [self._transport.isend(frame, rank, number % _TAGS) for rank in self._others]
         )
+
+    def left_out(self, iteration: int, mark: int) -> None:
+        """Begin an `iteration` that this rank does not measure, and send nothing.
+
+        `mark`: of what runs.
+        """
+        self._begin(iteration, _Mine(math.nan, mark % _WORD, sent=False))
 
     def _begin(self, iteration: int, mine: _Mine) -> None:
         with self._reading:
@@ -149,10 +135,6 @@ class ArrivalMessages:
                     raise error
             seen = {rank: moment - mine.ready for rank, (moment, _) in theirs.items()}
         return {rank: later for rank, later in seen.items() if math.isfinite(later)}
-
-    def close(self) -> None:
-        """End the transport."""
-        self._transport.close()
 
     def _post(self, rank: int, number: int) -> None:
         frame = torch.zeros(_FORM.size, dtype=torch.uint8)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 
 import torch
 from torch.distributed import ReduceOp
@@ -62,7 +61,7 @@ class Exchange:
         self.looks_every = min(waits.POLL, timeout / 16)
         self.reports = Reports(control, me, len(names))
         # Called while a message is waited for: raises what ends the wait.
-        self.check: Callable[[], None] = _nothing
+        self.check: Callable[[], None] = lambda: None
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
         self._leaving: list[ExchangeWork] = []  # whose messages may not all have left
@@ -104,12 +103,6 @@ class Exchange:
         work = ExchangeWork(self, number, flat, layout, first_tag, divisor, copies)
         self._leaving = [*(one for one in self._leaving if not one.left.is_set()), work]
         return work
-
-    def run(
-        self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
-    ) -> None:
-        """Run `start`, and wait for the result. Raises the errors of both."""
-        self.start(tensor, plan, op).wait()
 
     def close(self) -> None:
         """Close the transports once ended collectives' messages have left; abort the others."""
@@ -223,7 +216,6 @@ class ExchangeWork:
         self._copies = copies
         self._exchange, self._number, self._flat = exchange, number, flat
         self._layout, self._first_tag, self._divisor = layout, first_tag, divisor
-        self._waits_for: int | None = None
         self._staging = torch.empty(layout.staged, dtype=flat.dtype)
         self._sends: list[tuple[int, Work]] = []
         self._receives: list[Work] = []
@@ -255,24 +247,12 @@ class ExchangeWork:
         """
         self._result.add_done_callback(lambda result: call(result.exception()))
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until the tensor holds the result.
+    def wait(self) -> None:
+        """Block until the tensor holds the result, which the exchange's timeout limits.
 
-        Args:
-            timeout: seconds for this call; the exchange itself goes on. None: as long as it takes,
-                which the exchange's own timeout limits.
-
-        Raises:
-            PeerLost: a rank was lost, the same on all ranks, or the timeout.
+        Raises PeerLost: a rank was lost, the same on all ranks.
         """
-        try:
-            self._result.result(timeout)
-        except NotYet:
-            if self._result.done():
-                raise
-            rank = self._waits_for
-            whom = "" if rank is None else f" for {self._exchange.names[rank]}"
-            raise PeerLost(f"waited {timeout:g} s{whom} in a collective") from None
+        self._result.result()
 
     def _run(self) -> None:
         try:
@@ -338,7 +318,7 @@ class ExchangeWork:
     def _await(self, work: Work, source: int) -> None:
         """Wait for a message. Raises PeerLost, of the rank that all others name as well."""
         exchange, reports = self._exchange, self._exchange.reports
-        began, self._waits_for = time.monotonic(), source
+        began = time.monotonic()
         while True:
             waited = time.monotonic() - began
             try:
@@ -356,7 +336,6 @@ class ExchangeWork:
             if waited >= exchange.timeout:
                 rank = reports.culprit(self._number, source)
                 raise exchange.give_up(self._number, rank, f"nothing in {exchange.timeout:g} s")
-        self._waits_for = None
 
     def _await_sent(self, send: Work, target: int) -> None:
         """Wait until a message has left.
@@ -365,7 +344,6 @@ class ExchangeWork:
         collectives, too, or has died, which those find that wait for it.
         """
         exchange, began = self._exchange, time.monotonic()
-        self._waits_for = target
         try:
             send.wait(exchange.timeout)
         except PeerLost as error:
@@ -374,7 +352,6 @@ class ExchangeWork:
             if time.monotonic() - began >= exchange.timeout:
                 reason = f"it took nothing in {exchange.timeout:g} s"
                 raise exchange.give_up(self._number, target, reason) from error
-        self._waits_for = None
 
     def _closed(self, rank: int, reason: str) -> PeerLost:
         """Return the error for a failed connection: `rank` may have ended over another's loss.
@@ -402,7 +379,3 @@ def _failure(work: Work) -> str:
     except PeerLost as error:
         return str(error)
     return ""
-
-
-def _nothing() -> None:
-    pass

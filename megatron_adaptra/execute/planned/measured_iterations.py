@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from megatron_adaptra.measure.middle import middle_of
+from megatron_adaptra.measure.statistics import middle_of
 
 FIRST = 16  # iterations at first, which are measured
 EVERY = 4  # ... and afterwards one in so many

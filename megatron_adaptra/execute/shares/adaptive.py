@@ -9,11 +9,9 @@ from pathlib import Path
 
 from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop
-from megatron_adaptra.adapt.offer import Offers
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop, Offers
 from megatron_adaptra.adapt.record import RunRecord
-from megatron_adaptra.adapt.shares.decisions import ShareDecision
-from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.adapt.shares.remedy import ShareDecision, ShareRemedy
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.base import waits
@@ -21,7 +19,7 @@ from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.core_wait import CoreWait
 from megatron_adaptra.measure.host_use import HostUse
-from megatron_adaptra.measure.replica_row import ReplicaRow
+from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 
 class AdaptiveShares:

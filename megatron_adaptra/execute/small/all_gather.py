@@ -184,7 +184,7 @@ class FlatAllGather(AllGather):
         try:
             work: dist.Work = move([buffer[:]], peer, tag)
             return work
-        except RuntimeError as error:
+        except (RuntimeError, PeerLost) as error:
             return str(error)
 
     def _await(self, work: dist.Work | str, peer: int, what: str) -> None:
@@ -192,7 +192,7 @@ class FlatAllGather(AllGather):
         if not isinstance(work, str):
             try:
                 work.wait(self._timeout)
-            except RuntimeError as raised:
+            except (RuntimeError, PeerLost) as raised:
                 error = str(raised)
         if error:
             raise PeerLost(f"waited for {self._names[peer]} to {what}: {reason_of(error)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections import deque
@@ -12,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.base.errors import AdaptraError
-from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.reduction import Native, Orders, orders_of
-from megatron_adaptra.execute.small.timing import Taken, timed
 from megatron_adaptra.measure.step_sync import KEEP
 
 FIRST = 3  # calls after which an operation is taken for one of every iteration
@@ -25,6 +25,8 @@ FIRST_RETRY = 16  # calls after which the path that is not in use is measured ag
 LAST_RETRY = 256  # ... then less and less often, but once in so many calls
 COSTS = struct.Struct("<dd")
 Prefetch = Sequence[tuple["SmallCollective", torch.Tensor]]
+# Seconds; None while they are not known, and for ever where the device does not report it.
+Taken = Callable[[], float | None]
 _Reduce = Callable[[Sequence[torch.Tensor]], torch.Tensor]  # from the values of all members
 
 
@@ -77,14 +79,10 @@ class SmallCollective:
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
     @property
-    def native_cost(self) -> float:
-        """Median seconds through the backend; 0 if not measured."""
-        return median(self._native_costs) if self._native_costs else 0.0
-
-    @property
-    def direct_cost(self) -> float:
-        """Median seconds through the AllGather; 0 if not measured."""
-        return median(self._direct_costs) if self._direct_costs else 0.0
+    def costs(self) -> tuple[float, float]:
+        """Median seconds by the backend, and by the AllGather; 0 if not measured."""
+        native, direct = self._native_costs or (0.0,), self._direct_costs or (0.0,)
+        return median(native), median(direct)
 
     @property
     def last_seconds(self) -> tuple[float, float]:
@@ -157,13 +155,11 @@ class SmallCollective:
         self._measure_now = False
         self._read_times()
         if self._all_gather is None or self.direct == retry:
-            self._timed(native, tensor)
+            self._through_backend(native, tensor)
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
         began = time.perf_counter()  # a device has made the values by now
-        costs = torch.frombuffer(
-            bytearray(COSTS.pack(self.native_cost, self.direct_cost)), dtype=torch.uint8
-        )
+        costs = torch.frombuffer(bytearray(COSTS.pack(*self.costs)), dtype=torch.uint8)
         self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
         self._in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
@@ -191,16 +187,8 @@ class SmallCollective:
             at = end
         self._direct_costs.append(self._start_seconds + time.perf_counter() - began)
 
-    def _timed(self, native: Native, tensor: torch.Tensor) -> None:
-        """Go through the backend; on a device, what that takes is known later, if at all."""
-        if self._clock.behind:
-            self._through_backend(native, tensor)
-            return
-        began = time.perf_counter()
-        native(tensor)
-        self._native_costs.append(time.perf_counter() - began)
-
     def _through_backend(self, native: Native, tensor: torch.Tensor) -> Taken:
+        """Go through the backend; on a device, what that takes is known later, if at all."""
         taken = timed(self._clock, lambda: native(tensor))
         self._untimed.append(taken)
         self._read_times()
@@ -241,7 +229,7 @@ class SmallCollective:
                 self._native_costs.clear()  # the first calls have made connections
                 self._untimed.clear()
                 for _ in range(MEASURED if self._auto else 0):
-                    self._timed(native, tensor.clone())
+                    self._through_backend(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(
                 f"{self.name} of {tensor.numel()} {tensor.dtype} over {size} ranks "
@@ -252,3 +240,25 @@ class SmallCollective:
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat copy on the CPU, never the caller's own memory."""
     return tensor.detach().cpu().flatten().clone()
+
+
+def timed(clock: Device, call: Callable[[], object]) -> Taken:
+    """Run `call` between two marks of `clock`, whose errors are dropped; those of `call` are not.
+
+    Returns a function that gives the seconds between the marks.
+    """
+    marks: list[Mark] = []
+    with contextlib.suppress(Exception):
+        marks.append(clock.mark())
+    call()
+    with contextlib.suppress(Exception):
+        marks.append(clock.mark())
+
+    def taken() -> float | None:
+        with contextlib.suppress(Exception):
+            begin, end = (mark.at() for mark in marks)
+            if begin is not None and end is not None:
+                return end - begin
+        return None
+
+    return taken

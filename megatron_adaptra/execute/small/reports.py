@@ -19,8 +19,8 @@ import torch
 from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 
-_HEAD = struct.Struct("<qqqq")  # kind, number, rank, bytes of text
 _TEXT = 480  # bytes at most
+_FRAME = struct.Struct(f"<qqqq{_TEXT}s")  # kind, number, rank, bytes of text, text
 _TAGS = 1 << 20  # reports before a tag comes back
 _LEAVES = 1.0  # seconds for the last report to leave
 
@@ -148,8 +148,8 @@ class Reports:
             return
         self._received[rank] += 1
         self._post(rank)
-        kind, number, whom, size = _HEAD.unpack_from(frame.numpy())
-        text = bytes(frame[_HEAD.size : _HEAD.size + size].tolist()).decode(errors="replace")
+        kind, number, whom, size, data = _FRAME.unpack(frame.numpy())
+        text = data[:size].decode(errors="replace")
         if kind == Kind.PLAN:
             self.plans[number, rank] = text
         elif kind == Kind.WAITS:
@@ -159,7 +159,7 @@ class Reports:
             self.loss = Loss(whom, rank, text)
 
     def _post(self, rank: int) -> None:
-        frame = torch.empty(_HEAD.size + _TEXT, dtype=torch.uint8)
+        frame = torch.empty(_FRAME.size, dtype=torch.uint8)
         tag = self._received[rank] % _TAGS
         try:
             self._posted[rank] = frame, self._transport.irecv(frame, rank, tag)
@@ -168,12 +168,8 @@ class Reports:
 
     def _send(self, kind: Kind, number: int, whom: int, text: str = "") -> Sequence[Work]:
         data = text.encode()[:_TEXT]
-        frame = torch.zeros(_HEAD.size + _TEXT, dtype=torch.uint8)
-        _HEAD.pack_into(frame.numpy(), 0, kind, number, whom, len(data))
-        if data:
-            frame[_HEAD.size : _HEAD.size + len(data)] = torch.frombuffer(
-                bytearray(data), dtype=torch.uint8
-            )
+        packed = bytearray(_FRAME.pack(kind, number, whom, len(data), data))
+        frame = torch.frombuffer(packed, dtype=torch.uint8)
         tag, self._sent = self._sent % _TAGS, self._sent + 1
         sends = []
         for rank in self._others:

@@ -25,10 +25,9 @@ from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
-from megatron_adaptra.execute.small.collective import COSTS, Prefetch, SmallCollective
+from megatron_adaptra.execute.small.collective import COSTS, Prefetch, SmallCollective, timed
 from megatron_adaptra.execute.small.hierarchical import Links, descriptors_of
 from megatron_adaptra.execute.small.reduction import KNOWN, Native
-from megatron_adaptra.execute.small.timing import timed
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.measure.iteration_record import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
@@ -91,7 +90,7 @@ class SmallCollectives:
         # stock does it. The same on all ranks at each call.
         self.in_step = True
         # Called before a collective that is torch's because it is in no step.
-        self.outside: Callable[[], None] = _nothing
+        self.outside: Callable[[], None] = lambda: None
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -146,10 +145,6 @@ class SmallCollectives:
         for links in self._links.values():
             links.close()
         self._collectives, self._links, self._pending = {}, {}, []
-
-    def costs(self) -> dict[str, tuple[float, float, bool]]:
-        """Return by operation the backend's seconds, the AllGather's, and whether it is used."""
-        return {c.name: (c.native_cost, c.direct_cost, c.direct) for c in self._all()}
 
     def measure_again(self, ranks: Collection[int]) -> None:
         """Measure both paths anew, for links have changed.
@@ -383,6 +378,3 @@ class SmallCollectives:
 
             self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)
-
-
-def _nothing() -> None: ...

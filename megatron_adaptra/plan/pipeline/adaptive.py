@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.base.units import brief
+from megatron_adaptra.base.units import brief, ten_digits
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
@@ -19,14 +19,13 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.pipeline.base import PLANNERS, planner
-from megatron_adaptra.plan.pipeline.fixed.baselines import one_by_one
+from megatron_adaptra.plan.pipeline.fixed import one_by_one
 from megatron_adaptra.plan.pipeline.robust import candidates, least_mean
 from megatron_adaptra.plan.pipeline.search.compaction import least_memory, merge_backwards
 from megatron_adaptra.plan.pipeline.search.job_shop import ROOM, JobShop, Order, exact_times
 from megatron_adaptra.plan.pipeline.search.rule_search import RuleSearch, shorter
 from megatron_adaptra.plan.pipeline.search.search_budget import SearchBudget, end_of, late, left
 from megatron_adaptra.plan.pipeline.search.tabu_search import TabuSearch
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.sim.clock import simulate
 
 RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")

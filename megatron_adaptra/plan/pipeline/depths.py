@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 from megatron_adaptra.plan.pipeline.search.search_budget import late
 from megatron_adaptra.sim.warmup import WarmupClock
 

@@ -8,7 +8,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import STOCK, Line, Schedule
 from megatron_adaptra.plan.pipeline.base import PLANNERS
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 
 def starting_schedule(

@@ -5,18 +5,22 @@ A plan may have thousands of ops, and each size of buffer has its own. So ranks 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatron_adaptra.base.errors import BadInput, reading
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.shard_forms import SHARDED
-from megatron_adaptra.plan.reductions.arguments import whole
-from megatron_adaptra.plan.reductions.chain import sorted_chain
-from megatron_adaptra.plan.reductions.direct import direct, shares_without
-from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
-from megatron_adaptra.plan.reductions.ring import ring
-from megatron_adaptra.plan.reductions.sized_shards import sharded_plan
+from megatron_adaptra.model.all_reduce_forms import SHARDED
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
+    halving_doubling,
+    ring,
+    sharded_plan,
+    shares_without,
+    sorted_chain,
+    whole,
+)
 from megatron_adaptra.plan.reductions.stragglar import stragglar
 
 NATIVE = "native"
@@ -95,18 +99,9 @@ class Choice:
         """Return the plan that all ranks run; None for native. Equal choices have equal plans."""
         if self.sharded and not self.native:
             return sharded_plan(Goal.REDUCE_SCATTER, self.algorithm, self.ranks, self.pieces)
-        if self.algorithm == "ring":
-            return ring(self.ranks, self.pieces)
-        if self.algorithm == "halving-doubling":
-            return halving_doubling(self.ranks)
-        if self.algorithm == "direct":
-            return direct(self.shares, self.pieces)
-        if self.algorithm == "stragglar":
-            return stragglar(self.ranks, self.late[0], self.pieces)
-        if self.algorithm == "sorted-chain":
-            early = [rank for rank in range(self.ranks) if rank not in self.late]
-            return sorted_chain([*early, *self.late], self.pieces)
-        return None
+        if self.native:
+            return None
+        return built(self.algorithm, self.ranks, self.pieces, self.shares, self.late)
 
     def gathering(self) -> CollectivePlan | None:
         """Return the plan of the all-gather after a reduce-scatter; None without one."""
@@ -158,3 +153,27 @@ def _owned(shares: tuple[int, ...]) -> str:
     parts = [f"nothing owned by {', '.join(none)}"] * bool(none)
     parts += [f"less by {', '.join(less)}"] * bool(less)
     return ", ".join(parts) or "equal shares"
+
+
+def built(
+    algorithm: str, ranks: int, pieces: int, shares: Sequence[int], late: Sequence[int]
+) -> CollectivePlan:
+    """Return the all-reduce of `algorithm`, one of CHOICES but native.
+
+    Args:
+        algorithm, ranks, pieces: as of Choice.
+        shares: of direct.
+        late: of StragglAR, the late rank; of a chain, the ranks at its end.
+
+    Raises:
+        BadInput: arguments that its builder refuses.
+    """
+    if algorithm == "ring":
+        return ring(ranks, pieces)
+    if algorithm == "halving-doubling":
+        return halving_doubling(ranks)
+    if algorithm == "direct":
+        return direct(shares, pieces)
+    if algorithm == "stragglar":
+        return stragglar(ranks, late[0], pieces)
+    return sorted_chain([*(rank for rank in range(ranks) if rank not in late), *late], pieces)

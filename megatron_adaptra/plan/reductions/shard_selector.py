@@ -15,13 +15,14 @@ gloo's, whose reduce-scatter is an all-reduce and a copy.
 from __future__ import annotations
 
 from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
+from megatron_adaptra.plan.reductions.builders import sharded_plan
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import MOST_RANKS, Chosen
 from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, by_gloo, natively, simulated
-from megatron_adaptra.plan.reductions.sized_shards import shard_pieces, sharded_plan
+from megatron_adaptra.plan.reductions.sized import shard_pieces
 from megatron_adaptra.sim.ports import run_on_ports
 
 # The share that `direct` has to gain over a ring: the clock flatters it by as much, as messages of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.sim.ports import Ports, run_on_ports

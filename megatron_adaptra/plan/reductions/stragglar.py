@@ -7,9 +7,13 @@ from functools import lru_cache
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveLine, CollectiveOp, CollectivePlan
-from megatron_adaptra.plan.reductions.arguments import add, part, take, total, whole
-from megatron_adaptra.plan.reductions.stragglar_rounds import Copy, Rounds, power_of_two_rounds
-from megatron_adaptra.plan.reductions.stragglar_search import searched_rounds
+from megatron_adaptra.plan.reductions.builders import add, part, take, total, whole
+from megatron_adaptra.plan.reductions.stragglar_rounds import (
+    Copy,
+    Rounds,
+    power_of_two_rounds,
+    searched_rounds,
+)
 
 
 def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:

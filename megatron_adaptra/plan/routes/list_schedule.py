@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import INPUT_HALF, Schedule
 
 Runs = list[list[int]]  # per stage and unit, the worker that runs it
 SAME = 1e-9  # of a forward: moments that are one
@@ -87,8 +86,8 @@ class Workers:
         known = self.links.get((source, target))
         if known is None:
             c = self.conditions
-            wire = max(c.wire(source, target), self.port[source], self.port[target])
-            known = self.links[source, target] = wire, c.link(source, target).delay
+            delay = c.link(source, target).delay
+            known = self.links[source, target] = c.passes(source, target), delay
         return known
 
     def schedule(self, made: Made, policy: str) -> Schedule:

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.model.replica_bounds import replica_bound
-from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.model.replica_bounds import even_shares, replica_bound
 from megatron_adaptra.plan.pipeline.base import Evaluated
 from megatron_adaptra.plan.pipeline.search.search_budget import end_of
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
-from megatron_adaptra.plan.routes.alone import alone, stretched
 from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
 from megatron_adaptra.plan.routes.route_search import Found, RouteSearch, transfers
@@ -141,6 +139,39 @@ def evaluate_replicas(
     return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
 
 
+def alone(conditions: ReplicaConditions, stretch: float) -> ReplicaConditions:
+    """Return the same with a device per worker, for a search that knows no shared cores.
+
+    On it what ops compute takes `stretch` times as long, and what they wait for as long as before.
+    """
+    c, p = conditions, conditions.pipeline
+    each = [_longer(p.on_core(stage), stretch) for stage in range(p.stages)]
+    slow = {}
+    for worker in range(c.workers):
+        times = c.slow.get(worker, 1.0) * _longer(c.on_core(worker), stretch)
+        if times != each[worker % p.stages]:
+            slow[worker] = times / each[worker % p.stages]
+    pipeline = replace(p.scaled(each), cores=None, core_share=())
+    return replace(c, pipeline=pipeline, slow=slow, core_share={})
+
+
+def stretched(plan: Evaluated[ReplicaConditions]) -> float:
+    """Return how many times as long as on cores of its own what ops compute takes in a `plan`."""
+    c = plan.conditions
+    took = computed = 0.0
+    for span in plan.timeline.spans:
+        if span.op.kind.computes:
+            seconds = c.seconds(span.op.kind, span.stage)
+            waited = seconds * (1 - c.on_core(span.stage))
+            took += span.end - span.start - waited
+            computed += seconds - waited
+    return max(1.0, took / computed) if computed > 0 else 1.0
+
+
+def _longer(share: float, stretch: float) -> float:
+    return 1 + share * (stretch - 1)
+
+
 def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
     """Return the conditions; and first, where a whole backward is quicker, without halves."""
     pipeline = c.pipeline
@@ -185,24 +216,17 @@ def _shift(
     seconds = [max(microbatch_seconds(workers, w) for w in chain) for chain in chains]
     if min(seconds) == math.inf or min(seconds) == max(seconds):
         return None
-    shares = even_shares([partial(_times, each) for each in seconds], workers.units)
+    shares = even_shares([partial(operator.mul, each) for each in seconds], workers.units)
     best = search.best_rule(shifted(workers, chains, shares))
+    kinds = [None if each == math.inf else each for each in seconds]
 
-    def options() -> Iterator[tuple[list[int], Runs]]:
+    def options(_: int, best: Found) -> Iterator[tuple[list[int], Runs]]:
         ends = [max(best.made.ends[w] for w in chain) for chain in chains]
-        kinds = [None if each == math.inf else each for each in seconds]
-        for changed in transfers(shares, kinds, ends):
+        for changed in transfers(parts[0], kinds, ends):
             yield changed, shifted(workers, chains, changed)
 
-    improved = True
-    while improved and not search.spent:
-        improved = False
-        for changed, runs in options():
-            tried = search.try_runs(runs, best)
-            if tried is not best:
-                best, shares, improved = tried, changed, True
-                break
-    return best
+    parts = [shares]
+    return _settled(search, best, parts, [0], options)
 
 
 def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains) -> Found:
@@ -211,7 +235,7 @@ def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains
     stages = [[chain[s] for chain in chains] for s in range(c.stages)]
     shares = []
     for line in stages:
-        costs = [partial(_times, microbatch_seconds(workers, w)) for w in line]
+        costs = [partial(operator.mul, microbatch_seconds(workers, w)) for w in line]
         shares.append(even_shares(costs, workers.units))
 
     def line_of(stage: int, numbers: list[int]) -> list[int]:
@@ -226,23 +250,39 @@ def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains
         for line in stages
     ]
     uneven = [s for s in range(c.stages) if len(set(kinds[s])) > 1]
+
+    def options(stage: int, best: Found) -> Iterator[tuple[list[int], Runs]]:
+        ends = [best.made.ends[w] for w in stages[stage]]
+        for changed in transfers(shares[stage], kinds[stage], ends):
+            runs = list(best.runs)
+            runs[stage] = line_of(stage, changed)
+            yield changed, runs
+
+    return _settled(search, best, shares, uneven, options)
+
+
+def _settled(
+    search: RouteSearch,
+    best: Found,
+    shares: list[list[int]],
+    parts: Sequence[int],
+    options: Callable[[int, Found], Iterator[tuple[list[int], Runs]]],
+) -> Found:
+    """Change the shares of one of the `parts` after another, as long as routes get better.
+
+    `options`: other shares of a part, with their routes, beside the best ones. Those that are
+    better take the place of `shares[part]`.
+    """
     improved = True
     while improved and not search.spent:
         improved = False
-        for s in uneven:
-            ends = [best.made.ends[w] for w in stages[s]]
-            for changed in transfers(shares[s], kinds[s], ends):
-                runs = list(best.runs)
-                runs[s] = line_of(s, changed)
+        for part in parts:
+            for changed, runs in options(part, best):
                 tried = search.try_runs(runs, best)
                 if tried is not best:
-                    best, shares[s], improved = tried, changed, True
+                    best, shares[part], improved = tried, changed, True
                     break
     return best
-
-
-def _times(seconds: float, count: int) -> float:
-    return seconds * count
 
 
 def _moved(schedule: Schedule) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from random import Random
 
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.plan.pipeline.search.search_budget import late
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.routes.list_schedule import Made, Rule, Runs, Workers, list_schedule
 
 UNIFORM = tuple(

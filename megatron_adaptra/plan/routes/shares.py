@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from megatron_adaptra.ir.routes import worker_name
+from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.routes.chains import Chains
 from megatron_adaptra.plan.routes.list_schedule import Runs, Workers
 
@@ -77,3 +80,29 @@ def rerouted(workers: Workers, base: Runs, stage: int, shares: dict[int, int]) -
     for unit, worker in reassigned(have, shares).items():
         line[unit] = worker
     return line
+
+
+def one_back(schedule: Schedule, worker: int, seconds: Callable[[Schedule], float]) -> Schedule:
+    """Return the `schedule` with one microbatch of the worker's home at home on it again.
+
+    So a worker from which a plan has taken all shows how long one takes it. Of all microbatches it
+    is the one that makes an iteration the least longer.
+
+    Args:
+        schedule: of several replicas.
+        worker: without any op.
+        seconds: what an iteration of a schedule takes.
+    """
+    home, stage = divmod(worker, schedule.stages)
+    options = [_moved(schedule, worker, home, stage, i) for i in range(schedule.microbatches)]
+    return min(options, key=seconds)
+
+
+def _moved(schedule: Schedule, worker: int, home: int, stage: int, microbatch: int) -> Schedule:
+    runner = schedule.routes.worker(stage, microbatch, home)
+    lines: list[Line] = list(schedule.order)
+    which = home, microbatch
+    lines[worker] = tuple(op for op in lines[runner] if (op.home, op.microbatch) == which)
+    lines[runner] = tuple(op for op in lines[runner] if (op.home, op.microbatch) != which)
+    why = f"worker {worker_name(worker, schedule.stages)} runs one microbatch"
+    return replace(schedule, order=tuple(lines), why=why)

@@ -8,47 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.base.units import ten_digits
+from megatron_adaptra.ir.conditions import OP_COSTS, Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.pipeline.base import Plan
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 from megatron_adaptra.plan.routes.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.routes.words import loads_in_words
 
 SWAPPED, ALONE = "swap", "warmup"  # policies
-
-
-def chain_conditions(conditions: ReplicaConditions, chain: Sequence[int]) -> Conditions:
-    """Return the conditions of one pipeline, on its even share of the cores.
-
-    Args:
-        conditions: of all workers.
-        chain: its workers, by stage; none is dead.
-    """
-    c, pairs = conditions, range(len(chain) - 1)
-    links: dict[tuple[int, int], LinkState] = {}
-    for s in pairs:
-        links[s, s + 1] = c.link(chain[s], chain[s + 1])
-        links[s + 1, s] = c.link(chain[s + 1], chain[s])
-    slow = [c.slow.get(worker, 1.0) for worker in chain]
-
-    def scaled(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(x * times for x, times in zip(seconds, slow, strict=True)) if seconds else ()
-
-    p = c.pipeline
-    return replace(
-        p,
-        forward=scaled(p.forward),
-        backward_input=scaled(p.backward_input),
-        backward_weight=scaled(p.backward_weight),
-        backward=scaled(p.backward),
-        recomputation=scaled(p.recomputation),
-        links=links,
-        activation_budget=tuple(c.activation_budget[worker] for worker in chain),
-        core_share=tuple(map(c.on_core, chain)),
-    )
 
 
 def chain_schedules(
@@ -71,7 +41,7 @@ def chain_schedules(
     plans: dict[object, tuple[Plan, Plan]] = {}
 
     def both(chain: Sequence[int]) -> tuple[Plan, Plan]:
-        one = chain_conditions(conditions, chain)
+        one = conditions.chain(chain)
         key = one.forward, tuple(one.links.items()), one.activation_budget, one.core_share
         if key not in plans:  # most chains are alike
             plans[key] = timed(start, one), deeper(one)
@@ -91,7 +61,7 @@ def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -
     `conditions`, `deeper`: see `chain_schedules`.
     """
     chains = own_chains(conditions)
-    each = [chain_conditions(conditions, chain) for chain in chains]
+    each = [conditions.chain(chain) for chain in chains]
 
     def worst(name: str) -> tuple[float, ...]:
         return tuple(map(max, zip(*(getattr(one, name) for one in each), strict=True)))
@@ -102,17 +72,9 @@ def alike(conditions: ReplicaConditions, deeper: Callable[[Conditions], Plan]) -
         slowest = min(state.bandwidth for state in states)
         links[path] = LinkState(max(state.delay for state in states), slowest)
     budgets = zip(*(one.activation_budget for one in each), strict=True)
-    one = replace(
-        each[0],
-        forward=worst("forward"),
-        backward_input=worst("backward_input"),
-        backward_weight=worst("backward_weight"),
-        backward=worst("backward"),
-        recomputation=worst("recomputation"),
-        links=links,
-        activation_budget=tuple(map(min, budgets)),
-        core_share=worst("core_share"),
-    )
+    costs: dict[str, Any] = {name: worst(name) for name in (*OP_COSTS, "core_share")}
+    budget = tuple(map(min, budgets))
+    one = replace(each[0], links=links, activation_budget=budget, **costs)
     return _on_chains([deeper(one).schedule] * len(chains), chains)
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -105,31 +104,15 @@ def share_pipelines(
 def pipeline_of(conditions: ReplicaConditions, replica: int, count: int) -> Conditions:
     """Return the conditions of a `replica`'s pipeline for `count` microbatches, without a step."""
     c, p, first = conditions, conditions.pipeline, replica * conditions.stages
-    workers = range(first, first + c.stages)
-
-    def seconds(kind: Kind) -> tuple[float, ...]:
-        return tuple(c.seconds(kind, worker) for worker in workers)
-
-    links = {
-        (source - first, target - first): c.link(source, target)
-        for a, b in pairwise(workers)
-        for source, target in ((a, b), (b, a))
-    }
-    own = {worker - first: c.ports[worker] for worker in workers if worker in c.ports}
+    one = c.chain(range(first, first + c.stages))
+    own = {s: c.ports[first + s] for s in range(c.stages) if first + s in c.ports}
     return replace(
-        p,
+        one,
         microbatches=count,
-        forward=seconds(Kind.F),
-        backward_input=seconds(Kind.I),
-        backward_weight=seconds(Kind.W),
-        backward=seconds(Kind.B) if p.backward else (),
-        recomputation=seconds(Kind.R) if p.recomputation else (),
-        links=links,
         ports={**p.ports, **own},
-        activation_budget=c.activation_budget[first : first + c.stages],
         step_seconds=0.0,
         step_sync=(),
-        core_share=tuple(map(c.on_core, workers)) if c.core_share or p.core_share else (),
+        core_share=one.core_share if c.core_share or p.core_share else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""The project's own wire between hosts: one endpoint per process, over which all messages go.
+"""The project's own wire between hosts: an endpoint per use (transport/opened.py) has its messages.
 
 `handshake` proves that both ends belong to the job; `listener` answers those who come, `dial` calls
 others; `endpoint` keeps paths to peers alive, and `transport` is what the rest of the package sees.

@@ -1,4 +1,7 @@
-"""Addresses of an RDMA port on Ethernet that messages may use, as NCCL's variables have it."""
+"""Addresses of an RDMA port on Ethernet that messages may use, as NCCL's variables have it.
+
+Numbers in these are read as NCCL reads them: 0x60 and 0140 are 96, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.transport.engine.nccl_numbers import number
 
 FAMILY, RANGE = "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE"
 VERSION = "NCCL_IB_ROCE_VERSION_NUM"
@@ -90,3 +92,25 @@ def _network(environ: Mapping[str, str]) -> IPv4Network | IPv6Network | None:
                 return kind((first, int(length)), strict=False)
     allowed = "it has to be one range of addresses, such as 10.1.0.0/16 or 2001:db8::/32"
     raise BadInput(RANGE, text, allowed)
+
+
+def value(text: str) -> int | None:
+    """Return the whole number that `text` stands for, or None."""
+    octal = text.startswith("0") and text.isdecimal()
+    with suppress(ValueError):
+        return int(text, 8 if octal else 0)
+    return None
+
+
+def number(environ: Mapping[str, str], name: str, least: int, most: int, usual: int) -> int:
+    """Return the number that `environ` has under `name`; `usual` where it is unset.
+
+    Raises BadInput for any text but a whole number from `least` to `most`.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return usual
+    found = value(text)
+    if found is not None and least <= found <= most:
+        return found
+    raise BadInput(name, text, f"it has to be a whole number from {least} to {most}")

@@ -1,11 +1,12 @@
-"""The one end of all connections of a process, and the thread that keeps them alive.
+"""Opens, repairs and closes all paths of one wire from this process to its peers.
 
-The higher of two ranks dials, through memory where both are on one machine, else over several
-connections of the network. Over the rails that both have (RDMA ports, by their place in each side's
-list) it dials only to peers with large messages, for each takes registered memory; the network then
-serves where no rail does. A path that fails is dialled again for as long as the job lives, with
-pauses that grow until one carries something; it is on trial at first, which the engine sees to. A
-peer without any path for the timeout is lost; paths that come back and carry nothing do not count.
+A path is a connection that carries messages: through memory, over TCP, or over a rail, an RDMA
+port, numbered by its place in each side's list. The higher of two ranks dials: through memory if
+both are on one machine, else several paths over TCP. Rails are only for peers with large messages,
+since each takes registered memory; TCP then serves where no rail does. A path that fails is
+redialled for as long as the job lives, with pauses that grow until one carries data, and starts on
+trial, which the engine sees to. A peer is lost after `timeout` seconds in which no path carried
+data, even if paths reconnect meanwhile.
 """
 
 from __future__ import annotations
@@ -48,57 +49,56 @@ from megatron_adaptra.transport.engine.rendezvous import Rendezvous
 if TYPE_CHECKING:
     from megatron_adaptra.transport.engine.bindings import Engine
 
-CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
+CONNECTIONS = 4  # over TCP to a peer: one alone does not fill a long link
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
 # only for what comes before its receive is posted.
 WINDOW, PIECE = 1 << 30, 1 << 20
 SILENCE = 5.0  # seconds; both sides of a path send a frame each second
-_DIAL = 5.0  # seconds for one call
-_PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
+_DIAL = 5.0  # seconds to dial one path
+_PAUSE, _LONGEST = 0.05, 5.0  # seconds between two attempts, at first and at most
 _LOOK = 0.02  # seconds between two reads of the rendezvous
-_GONE = 1.0  # seconds of refusals after which a peer is gone
+_GONE = 1.0  # seconds of refusals after which a peer has departed
 _DESCRIPTORS = 6  # of a peer: its connections, and what is on its way
 _OF_RAIL = 3  # descriptors of one to a peer: its connection, its completions, and a new one
-_IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
-_NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
+_IDLE = 3600.0  # seconds that the keeper waits where no peer has a deadline
 
 
 class _Path(NamedTuple):
-    """`line`: the number of its rail, or _NETWORK. `order`: see ORDER_TCP, without TRIAL."""
+    """`rail`: its number; None for TCP and memory. `order`: see ORDER_TCP, without TRIAL."""
 
-    line: int
+    rail: int | None
     order: int
 
 
 @dataclass
 class _Peer:
-    """`paths`: by their number, those that are there.
+    """`paths`: open ones, by path number.
 
-    `carries`: numbers of those that have carried something, and are not just on trial. `lost`:
-    numbers of those that failed before they were known.
+    `carries`: numbers of paths that have carried data, trials left out. `lost`: numbers of paths
+    that failed before `paths` had them.
     """
 
     rank: int
     address: Address | None = None
-    rails: bool = False  # paths over RDMA are wanted
+    wants_rails: bool = False
     paths: dict[int, _Path] = field(default_factory=dict)
     carries: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
-    pauses: dict[int, float] = field(default_factory=dict)  # seconds, by line, before the next call
-    failed: bool = False  # whether a path of it ever has
-    gone: bool = False  # for good
-    dialling: set[int] = field(default_factory=set)  # lines
-    since: float | None = None  # without any path that carries something
+    pauses: dict[int | None, float] = field(default_factory=dict)  # seconds to the next dial
+    failed: bool = False  # a path to it has failed before
+    departed: bool = False  # given up; never redial
+    dialling: set[int | None] = field(default_factory=set)  # rails
+    silent_since: float | None = None  # monotonic seconds; None while a path carries data
     why: str = ""
 
     @property
-    def lines(self) -> list[int]:
-        """The lines of its paths, one for each path."""
-        return [path.line for path in self.paths.values()]
+    def rails(self) -> list[int | None]:
+        """The rail of every open path, repeats included."""
+        return [path.rail for path in self.paths.values()]
 
 
 class Endpoint:
-    """This process's end of all its connections.
+    """An endpoint keeps the paths from this process to its peers, for all transports of one wire.
 
     Args:
         me: its rank.
@@ -148,7 +148,9 @@ class Endpoint:
         self._connections = connections
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE, silence)
-        self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
+        rendezvous.put_first("secret", secrets.token_hex(32))
+        secret = bytes.fromhex(self._wait_for_key("secret", "torch's store"))
+        self._me = Identity(me, secret, WINDOW, PIECE, encrypted)
         self._rails = [] if encrypted else rails(gpu, speaks=me == 0) if ports is None else ports
         self.records = Events(me, log)
         self.transports = set()
@@ -192,12 +194,12 @@ class Endpoint:
         of the two ends has to call this.
         """
         peer = self._peers[rank]
-        if peer.rails or not self._rails:
+        if peer.wants_rails or not self._rails:
             return
         with self._changed:
-            peer.rails = True
+            peer.wants_rails = True
             by_memory = any(path.order == ORDER_SHM for path in peer.paths.values())
-        if peer.address is not None and not by_memory:  # else `_call` does it, if it has to be
+        if peer.address is not None and not by_memory:  # else `_open_path` does it, if it has to be
             self._dial_rails(peer, peer.address)
 
     def through(self, rank: int) -> str:
@@ -212,9 +214,11 @@ class Endpoint:
         order = min((path.order for path in carry), default=ORDER_TCP)
         if order == ORDER_SHM:
             return "memory"
-        lines = sorted({path.line for path in carry if path.order == order})
-        names = (self._interface if line == _NETWORK else str(self._rails[line]) for line in lines)
-        return "+".join(dict.fromkeys(names))  # a port may have several connections
+        if order == ORDER_TCP:
+            return self._interface if carry else ""
+        used = sorted({p.rail for p in carry if p.rail is not None and p.order == order})
+        # A port may have several connections.
+        return "+".join(dict.fromkeys(str(self._rails[rail]) for rail in used))
 
     def close(self) -> None:
         """Close everything; what is under way fails, here and there."""
@@ -230,15 +234,11 @@ class Endpoint:
             for thread in self._dialling:
                 thread.join(max(0.0, end - time.monotonic()))
 
-    def _secret(self) -> bytes:
-        self._rendezvous.put_first("secret", secrets.token_hex(32))
-        return bytes.fromhex(self._word("secret", "torch's store"))
-
-    def _word(self, key: str, who: str) -> str:
+    def _wait_for_key(self, key: str, owner: str) -> str:
         end = time.monotonic() + self._timeout
         while (text := self._rendezvous.get(key)) is None:
             if time.monotonic() > end:
-                raise PeerLost(f"waited {self._timeout:g} s for {who} to say its {key!r}")
+                raise PeerLost(f"waited {self._timeout:g} s for {owner} to say its {key!r}")
             if self._closed.wait(_LOOK):
                 raise PeerLost("this side has closed its endpoint")
         return text
@@ -250,17 +250,17 @@ class Endpoint:
                 self._peers[rank] = _Peer(rank)
             return self._peers[rank]
 
-    # Paths. The higher rank dials; the lower one asks whether it is there, when they are lost.
+    # Paths. The higher rank dials them; the lower one asks for them when they are lost.
 
-    def _dial_soon(self, peer: _Peer, line: int = _NETWORK) -> None:
+    def _dial_soon(self, peer: _Peer, rail: int | None = None) -> None:
         with self._changed:
             if peer.rank > self._me.rank:
-                line = _NETWORK
+                rail = None
                 if not peer.failed:
                     return
-            if line not in peer.dialling and not self._closed.is_set():
-                peer.dialling.add(line)
-                self._start(self._dial, peer, line)
+            if rail not in peer.dialling and not self._closed.is_set():
+                peer.dialling.add(rail)
+                self._start(self._dial, peer, rail)
 
     def _start(self, work: Callable[..., None], peer: _Peer, *args: Any) -> None:
         name = f"adaptra-dial-{peer.rank}"
@@ -270,25 +270,26 @@ class Endpoint:
             thread.start()
             self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
 
-    def _dial(self, peer: _Peer, line: int) -> None:
-        """Dial until the peer has all paths of the `line`, or is gone, or this side closes."""
+    def _dial(self, peer: _Peer, rail: int | None) -> None:
+        """Dial until all paths over the `rail` are open, the peer departs, or this side closes."""
         pause, refused = _PAUSE, None
-        self._closed.wait(peer.pauses.get(line, 0.0))
-        while not (self._closed.is_set() or peer.gone):
+        self._closed.wait(peer.pauses.get(rail, 0.0))
+        while not (self._closed.is_set() or peer.departed):
             began = time.monotonic()
             try:
                 if peer.address is None:
-                    words = json.loads(self._word(f"address/{peer.rank}", f"rank {peer.rank}"))
+                    key = f"address/{peer.rank}"
+                    words = json.loads(self._wait_for_key(key, f"rank {peer.rank}"))
                     peer.address = Address(**words)
-                wanted = self._call(peer, peer.address, line)
+                wanted = self._open_path(peer, peer.address, rail)
                 with self._changed:
-                    if peer.lines.count(line) >= wanted:
-                        peer.dialling.discard(line)
+                    if peer.rails.count(rail) >= wanted:
+                        peer.dialling.discard(rail)
                         return
-                if not peer.failed:  # what begins well goes on at once
+                if not peer.failed:  # no failure yet: dial the next path without a pause
                     continue
                 pause = _PAUSE
-            except ConnectionRefusedError:  # its listener is there for as long as it is
+            except ConnectionRefusedError:  # its listener lives as long as its process
                 refused = refused or time.monotonic()
                 peer.why = "its connection closed"
                 if peer.failed and not peer.paths and time.monotonic() - refused > _GONE:
@@ -296,20 +297,20 @@ class Endpoint:
             except (OSError, Refused, RuntimeError, AdaptraError) as error:
                 refused = None
                 peer.why = str(error) or type(error).__name__
-                if line != _NETWORK and isinstance(error, RuntimeError):
+                if rail is not None and isinstance(error, RuntimeError):
                     self.records.no_rail(peer.rank, peer.why)
             self._closed.wait(max(0.0, began + pause - time.monotonic()))
             pause = min(2 * pause, _LONGEST)
 
-    def _call(self, peer: _Peer, address: Address, line: int) -> int:
-        """Open one path of the `line`, or ask for it; return how many there have to be."""
+    def _open_path(self, peer: _Peer, address: Address, rail: int | None) -> int:
+        """Open one path over the `rail`, or ask for it; return how many there have to be."""
         call = self.engine, self._me, peer.rank, address, _DIAL
-        order = self._order(peer, line)
+        order = self._order(peer, rail)
         if peer.rank > self._me.rank:
             ask_tcp(self._me, peer.rank, address, _DIAL)
             return 0 if peer.paths else 1
-        if line != _NETWORK:
-            self._add(peer, dial_verbs(*call, self._rails[line], line, order), order, line)
+        if rail is not None:
+            self._add(peer, dial_verbs(*call, self._rails[rail], rail, order), order, rail)
             return 1
         if address.machine == self._address.machine:
             try:
@@ -317,26 +318,26 @@ class Endpoint:
                 return 1
             except ConnectionRefusedError:  # in a network namespace of its own
                 pass
-        wanted = peer.rails or not self._fallback
+        wanted = peer.wants_rails or not self._fallback
         if wanted and self._dial_rails(peer, address) and not self._fallback:
             return 0
         self._add(peer, dial_tcp(*call, order), order)
         return self._connections
 
     def _dial_rails(self, peer: _Peer, address: Address) -> bool:
-        """Dial each rail that both have and no path uses; return whether both have any."""
+        """Dial every rail both sides have. Returns whether there is any."""
         both = range(min(len(self._rails), address.rails)) if peer.rank < self._me.rank else ()
         make_room(_OF_RAIL * len(both))
         for rail in both:
             with self._changed:
-                there = rail in peer.lines
+                there = rail in peer.rails
             if not there:
                 self._dial_soon(peer, rail)
         return bool(both)
 
-    def _order(self, peer: _Peer, line: int) -> int:
-        """Return the order of a new path."""
-        return (ORDER_TCP if line == _NETWORK else ORDER_VERBS) + (TRIAL if peer.failed else 0)
+    def _order(self, peer: _Peer, rail: int | None = None) -> int:
+        """Return the priority of a new path (see ORDER_TCP)."""
+        return (ORDER_TCP if rail is None else ORDER_VERBS) + (TRIAL if peer.failed else 0)
 
     def _accepted(self, answering: Answering, connection: socket.socket) -> None:
         """Serve a `connection` of a peer, on the listener's thread."""
@@ -351,7 +352,7 @@ class Endpoint:
         elif answering.kind is Kind.TLS:
             self._start(self._encrypt, peer, connection, answering.key)
         else:
-            order = self._order(peer, _NETWORK)
+            order = self._order(peer)
             self._add(peer, self.engine.add_tcp(peer.rank, connection.detach(), order), order)
 
     def _answer_verbs(self, peer: _Peer, connection: socket.socket) -> None:
@@ -365,58 +366,55 @@ class Endpoint:
             self.records.note("refused", peer.rank, f"no rail: {error}", "here")
 
     def _encrypt(self, peer: _Peer, connection: socket.socket, key: bytes) -> None:
-        order = self._order(peer, _NETWORK)
+        order = self._order(peer)
         with contextlib.suppress(RuntimeError):  # then it comes again
             fd = connection.detach()
             path = self.engine.add_tls(peer.rank, fd, order, key, False, _DIAL)
             self._add(peer, path, order)
 
-    def _add(self, peer: _Peer, path: int, order: int, line: int = _NETWORK) -> None:
+    def _add(self, peer: _Peer, path: int, order: int, rail: int | None = None) -> None:
         with self._changed:
             if path in peer.lost:  # it failed before it was added
                 peer.lost.discard(path)
                 return
-            far = line != _NETWORK and self._rails[line].far
-            peer.paths[path] = _Path(line, order % TRIAL + far)
+            far = rail is not None and self._rails[rail].far
+            peer.paths[path] = _Path(rail, order % TRIAL + far)
             if order < TRIAL:
                 self._carries(peer, path)
             self._changed.notify_all()
 
     def _carries(self, peer: _Peer, path: int) -> None:
-        if peer.since is not None:
+        if peer.silent_since is not None:
             self.records.note("back", peer.rank)
-        peer.since = None
+        peer.silent_since = None
         peer.carries.add(path)
         if (known := peer.paths.get(path)) is not None:
-            peer.pauses.pop(known.line, None)
+            peer.pauses.pop(known.rail, None)
 
     # The keeper's thread.
 
     def _keep(self) -> None:
         while not self._closed.is_set():
-            for rank, path, what in self.engine.events(self._until_next()):
+            now = time.monotonic()
+            soonest = min((until for until, _ in self._deadlines()), default=now + _IDLE)
+            for rank, path, why in self.engine.events(max(0.0, soonest - now)):
                 peer = self._peers[rank]
-                if what:
-                    self._lose(peer, path, what)
+                if why:
+                    self._lose(peer, path, why)
                 else:
                     with self._changed:
                         self._carries(peer, path)
-            for until, peer in self._hopeless():
+            for until, peer in self._deadlines():
                 if until <= time.monotonic():
-                    peer.since = None
+                    peer.silent_since = None
                     why = f"rank {peer.rank} is lost, no way to it for {self._timeout:g} s"
                     self._give_up(peer, f"{why}: {fault_here(self._address.host) or peer.why}")
 
-    def _until_next(self) -> float:
-        now = time.monotonic()
-        times = [until for until, _ in self._hopeless()]
-        return max(0.0, min(times, default=now + _IDLE) - now)
-
-    def _hopeless(self) -> list[tuple[float, _Peer]]:
-        """Return the peers without a path that carries anything, and when they are lost."""
+    def _deadlines(self) -> list[tuple[float, _Peer]]:
+        """Return (time, peer) for each peer that no path serves; it is lost at that time."""
         with self._changed:
             peers = self._peers.values()
-            return [(p.since + self._timeout, p) for p in peers if p.since]
+            return [(p.silent_since + self._timeout, p) for p in peers if p.silent_since]
 
     def _lose(self, peer: _Peer, path: int, why: str) -> None:
         fault = fault_here(self._address.host)
@@ -428,16 +426,16 @@ class Endpoint:
                 peer.lost.add(path)
             peer.carries.discard(path)
             peer.failed, peer.why = True, why
-            if not peer.carries and peer.since is None:
-                peer.since = time.monotonic()
-        line = _NETWORK if known is None else known.line
-        peer.pauses[line] = min(2 * peer.pauses.get(line, _PAUSE), _LONGEST)
-        self._dial_soon(peer, line)
+            if not peer.carries and peer.silent_since is None:
+                peer.silent_since = time.monotonic()
+        rail = None if known is None else known.rail
+        peer.pauses[rail] = min(2 * peer.pauses.get(rail, _PAUSE), _LONGEST)
+        self._dial_soon(peer, rail)
 
     def _give_up(self, peer: _Peer, why: str) -> None:
         """Fail all that is under way with the peer, and refuse it if it connects again."""
-        if not peer.gone:
-            peer.gone = True
+        if not peer.departed:
+            peer.departed = True
             fault = fault_here(self._address.host)
             self.records.note("gone", peer.rank, why, "here" if fault else "there")
             self.engine.fail_peer(peer.rank, why)

@@ -1,17 +1,15 @@
-"""All of a process's messages over one endpoint of the engine."""
+"""A wire whose messages all go over one endpoint of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
@@ -80,11 +78,6 @@ class EngineWire(Wire):
         assert isinstance(transport, EngineTransport)  # GPUs have no links between replicas
         transport.add(self._ends(ranks, links, timeout))
 
-    def probes(
-        self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
-    ) -> EngineTransport:
-        return EngineTransport(self._endpoint, name, self._ends(ranks, links), emulator)
-
     def staging(self, device: torch.device) -> Staging:
         """The host's memory that messages of the GPU `device` go through. Raises DeviceFailed."""
         gpu = cuda_device(device)
@@ -151,17 +144,11 @@ class EngineGroup:
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
         """Send `tensors`, of which there is one, to `peer` with `tag`, as a backend does."""
-        return self._move(self._transport.isend, tensors, peer, tag)
+        return _Waited(self._transport.isend(tensors[0], peer, tag))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
         """Receive `tensors`, of which there is one, from `peer` with `tag`, as a backend does."""
-        return self._move(partial(self._transport.irecv, exact=False), tensors, peer, tag)
-
-    def _move(self, move: Any, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
-        try:
-            return _Waited(move(tensors[0], peer, tag))
-        except PeerLost as error:
-            raise RuntimeError(str(error)) from error
+        return _Waited(self._transport.irecv(tensors[0], peer, tag, exact=False))
 
 
 class _Waited:
@@ -169,7 +156,4 @@ class _Waited:
         self._work = work
 
     def wait(self, timeout: timedelta) -> None:
-        try:
-            self._work.wait(timeout.total_seconds())
-        except PeerLost as error:
-            raise RuntimeError(str(error)) from error
+        self._work.wait(timeout.total_seconds())

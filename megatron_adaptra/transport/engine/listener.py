@@ -52,8 +52,9 @@ class Listener:
     def __init__(self, me: Identity, host: str, accepted: Accepted, strange: Strange) -> None:
         self._me, self._accepted, self._strange = me, accepted, strange
         self.name = f"adaptra-{secrets.token_hex(8)}"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sockets = [
-            socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG),
+            socket.create_server((host, 0), family=family, backlog=_BACKLOG),
             socket.socket(socket.AF_UNIX),
         ]
         self._sockets[1].bind(f"\0{self.name}")  # no file; known inside a network namespace
@@ -179,7 +180,3 @@ class Listener:
         caller.socket.close()
         self._kept.append(caller.since + GRACE)
         self._strange(f"{caller.name}: {why}")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -17,7 +17,6 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import DeviceFailed, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.base import Copies
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
@@ -78,7 +77,7 @@ class DeviceTransport(Transport):
         self._closed = False
         self._open_ones = endpoint.transports
         self._open_ones.add(self)
-        self._device.users.add(self)
+        self._device.users.add(self.close)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
         """Send what the stream has put in `buffer` to `peer` with `tag`.
@@ -120,11 +119,6 @@ class DeviceTransport(Transport):
         self._under_way.append((handle, memory))
         return _Receive(self, end, tag, handle)
 
-    def copies(self) -> tuple[Copies, Copies]:
-        """Return the copies that the GPU has made, from its memory and to it."""
-        out, back = self._messages.copies()
-        return Copies(*out), Copies(*back)
-
     def sweep(self) -> None:
         """Let go of memory that the GPU has copied; every call does it."""
         self._under_way = [pair for pair in self._under_way if not pair[0].over()]
@@ -144,7 +138,7 @@ class DeviceTransport(Transport):
             return
         self._under_way = []
         self._open_ones.discard(self)
-        self._device.users.discard(self)
+        self._device.users.discard(self.close)
 
     def join(self, handle: gpu_bindings.Transfer) -> None:
         """Have the current stream wait for the copy of a receive. Raises DeviceFailed."""

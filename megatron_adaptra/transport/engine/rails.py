@@ -18,9 +18,10 @@ from megatron_adaptra.transport.engine.addresses import (
     Choice,
     choice,
     left_out,
+    number,
+    value,
 )
 from megatron_adaptra.transport.engine.bindings import Port, ports
-from megatron_adaptra.transport.engine.nccl_numbers import number, value
 
 # NCCL's variables that are read here; NCCL_IB_DISABLE is another one.
 VARIABLES = (

@@ -40,7 +40,7 @@ class EngineTransport(Transport):
     """Transport for a CPU's memory.
 
     Args:
-        endpoint: this process's, which several transports share.
+        endpoint: of this process, which several transports share.
         name: the same at both ends; messages of different names never match.
         peers: by the number that callers use; they have to be connected.
         emulator: delays sends as a slow link would.

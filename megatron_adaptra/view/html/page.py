@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from megatron_adaptra.view.bars import Gantt, legend_keys
+from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.style import CSS
 from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.svg.charts import xy_chart_svg
+
+
+class Table(NamedTuple):
+    """A table holds its cells as shown: words in the first column, numbers in the others."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def page(title: str, *parts: str, footer: str = "") -> str:
@@ -68,3 +80,46 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[i
     ]
     inner = element("thead", top) + element("tbody", *body)
     return element("div", element("table", inner, class_="wide"), class_="scroll")
+
+
+def charts_row(charts: Sequence[XYChart]) -> str:
+    """Cards beside each other, each with one of the `charts` and its legend: markup."""
+    cards = [
+        section(
+            chart.title,
+            curves_legend(chart.curves),
+            element("div", xy_chart_svg(chart), class_="scroll"),
+            note=chart.note,
+        )
+        for chart in charts
+    ]
+    return element("div", *cards, class_="pair")
+
+
+def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:
+    """Return the legend of `gantts` that are drawn on an axis of `seconds`."""
+    items = []
+    for key in legend_keys(gantts, seconds):
+        if key.line:
+            signs = [_sign("message", f"border-color:{key.fills[0]}")]
+        else:
+            signs = [_sign(None, f"background:{fill}") for fill in key.fills]
+        items.append(element("span", *signs, text(key.words)))
+    return element("p", *items, class_="legend")
+
+
+def curves_legend(curves: Sequence[Curve]) -> str:
+    """Names and signs of the curves."""
+    items = []
+    for curve in curves:
+        if curve.joined:
+            style = f"border-color:{curve.colour}" + (";border-top-style:dashed" * curve.dashed)
+            sign = _sign("message", style)
+        else:
+            sign = _sign("dot", f"background:{curve.colour}")
+        items.append(element("span", sign, text(curve.name)))
+    return element("p", *items, class_="legend")
+
+
+def _sign(kind: str | None, style: str) -> str:
+    return element("i", class_=kind, style=style)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from megatron_adaptra.view import findings, reductions, share_decisions
+from megatron_adaptra.view import findings
 from megatron_adaptra.view.axis import number
-from megatron_adaptra.view.html.legend import gantt_legend
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
-from megatron_adaptra.view.report import Report
+from megatron_adaptra.view.report import Report, Simulated
+from megatron_adaptra.view.summary import AllReduce, Replan, Shares
+from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
-from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
 
 NONE = "–"
-_RESULT = {True: "result", False: "result bad"}  # classes
 
 
 def report_html(report: Report) -> str:
@@ -28,56 +26,60 @@ def report_html(report: Report) -> str:
         _notes(report),
         _timelines(report),
         _charts(report),
-        _reduction(report),
-        _shared(report),
+        *map(_simulated, report.simulated),
         _results(report),
         _memory(report),
         _replans(report),
-        _all_reduces(report),
-        _shares(report),
+        _decisions(
+            "Reductions of gradients",
+            [(one, findings.all_reduce_detail(one)) for one in report.summary["all_reduces"]],
+            "Ranks in a reason are those of the data-parallel group.",
+        ),
+        _decisions(
+            "Shares of microbatches",
+            [(one, findings.shares_detail(one)) for one in report.summary["shares"]],
+            "Counts are by replica; the global batch, and the weight of each sample, stay.",
+        ),
     ]
     return page(report.title, *parts, footer=_footer(report))
 
 
 def _header(report: Report) -> str:
-    headline, setting = findings.headline(report), findings.setting(report)
+    setting = findings.setting(report)
     results = [
-        element("span", text(("✓ " if good else "✗ ") + words), class_=_RESULT[good])
-        for words, good in findings.comparisons(report)
+        element(
+            "span",
+            text(f"{'✓' if good else '✗'} {what.capitalize()} {words}"),
+            class_="result" if good else "result bad",
+        )
+        for what, words, good in findings.equalities(report.summary)
     ]
-    name = report.title if headline != report.title else ""
-    lead = setting[:1].upper() + setting[1:] + "." if setting else ""
-    return header(name, headline, [lead], *results)
+    lead = setting[:1].upper() + setting[1:] + "."
+    return header(report.title, findings.headline(report), [lead], *results)
 
 
 def _tiles(report: Report) -> str:
     """The few numbers a reader takes home."""
-    items: list[tuple[str, str]] = []
-    phase = findings.key_phase(report)
-    if phase:
-        times = [findings.phase_ms(report, arm, phase) for arm in report.arms]
-        if times and all(t is not None for t in times):
-            shown = " → ".join(number(t) for t in times if t is not None)
-            names = " → ".join(arm.name for arm in report.arms)
-            where = f" in the {phase} phase" if phase != "measured" else ""
-            items.append((f"{shown} ms", f"an iteration{where}, {names}"))
-    errors = [findings.error(report, arm) for arm in report.arms if arm.name == "adaptra"]
-    if errors and errors[0]:
-        items.append((errors[0], "measured against the plan's prediction"))
-    healthy = findings.ratio(report, "healthy")
-    if healthy and phase != "healthy":
-        items.append((f"{healthy:.2f}×", "stock / adaptra in the healthy phase"))
-    after = findings.value(report.summary.get("detected_after_iterations"))
-    if after is not None:
+    phase = findings.key_phase(report.phases)
+    shown = " → ".join(number(findings.phase_ms(report, arm, phase)) for arm in report.arms)
+    names = " → ".join(arm.name for arm in report.arms)
+    where = f" in the {phase} phase" if phase != "measured" else ""
+    items = [(f"{shown} ms", f"an iteration{where}, {names}")]
+    for arm in report.arms:
+        if arm.name == "adaptra" and (error := findings.error(report, arm)):
+            items.append((error, "measured against the plan's prediction"))
+    if "healthy" in report.phases and phase != "healthy":
+        times = findings.speedup(report, "healthy")
+        items.append((f"{times:.2f}×", "stock / adaptra in the healthy phase"))
+    if (after := report.summary["detected_after_iterations"]) is not None:
         noun = "iteration" if after == 1 else "iterations"
-        items.append(
-            (f"{after:g} {noun}", f"until the {findings.slow_noun(report.summary)} was known")
-        )
+        cause = findings.slow_noun(report.summary["config"])
+        items.append((f"{after} {noun}", f"until the {cause} was known"))
     return tiles(items)
 
 
 def _notes(report: Report) -> str:
-    items = [element("li", text(note)) for note in findings.notes(report)]
+    items = [element("li", text(note)) for note in report.summary["notes"]]
     return element("ul", *items, class_="notes") if items else ""
 
 
@@ -85,7 +87,8 @@ def _timelines(report: Report) -> str:
     pictures = findings.pictures(report)
     if not pictures:
         return ""
-    seconds = findings.common_seconds(report)
+    gantts = [picture.gantt for picture in pictures if picture.gantt is not None]
+    seconds = 1.04 * max(gantt.makespan for gantt in gantts) or 1.0
     drawn = []
     for i, picture in enumerate(pictures):
         if picture.gantt is None:
@@ -101,27 +104,26 @@ def _timelines(report: Report) -> str:
         )
         kind = "measured" if picture.measured else "predicted"
         drawn.append(svg.replace('class="gantt"', f'class="gantt {kind}"', 1))
-    phase = findings.key_phase(report)
-    which = f" of the {phase} phase" if phase and phase != "measured" else ""
+    phase = findings.key_phase(report.phases)
+    which = f" of the {phase} phase" if phase != "measured" else ""
     note = f"All on one time scale. Hover over a box for its times.{_which_plan(report)}"
     return section(
         f"One iteration{which}, measured and predicted",
-        gantt_legend([p.gantt for p in pictures if p.gantt is not None], seconds),
+        gantt_legend(gantts, seconds),
         element("div", *drawn, class_="scroll"),
         note=note,
     )
 
 
 def _which_plan(report: Report) -> str:
-    compared = findings.compared(report)
-    first, last = (findings.value(compared.get(f"{end}_iteration")) for end in ("first", "last"))
-    if first is None or last is None:
+    if (compared := report.summary["compared"]) is None:
         return ""
-    warmup = ranges(findings.listing(compared.get("warmup")))
-    when = f"{first:g} to {last:g}" if first < last else f"{first:g}"
+    first, last = compared["first_iteration"], compared["last_iteration"]
+    when = f"{first} to {last}" if first < last else f"{first}"
     return (
-        f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran {warmup} "
-        f"forwards per {findings.row_noun(report.summary)} before its first backward (the warmup)."
+        f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran "
+        f"{ranges(compared['warmup'])} forwards per {findings.row_noun(report.summary)} before its "
+        "first backward (the warmup)."
     )
 
 
@@ -149,60 +151,41 @@ def _charts(report: Report) -> str:
     return element("div", *sections, class_="pair") if sections else ""
 
 
-def _reduction(report: Report) -> str:
-    """One all-reduce by native, and by what was chosen in its place."""
-    if (reduction := report.reduction) is None:
-        return ""
-    seconds = reductions.common_seconds(reduction)
-    pictures = [(p.title, p.gantt) for p in reductions.pictures(reduction) if p.gantt is not None]
+def _simulated(one: Simulated) -> str:
+    """One decision's picture: before it and after it."""
+    seconds = 1.04 * max(max(each.length, each.makespan) for each in one.gantts.values()) or 1.0
     drawn = [
-        gantt_svg(gantt, seconds, row=13, title=title[:1].upper() + title[1:])
-        for title, gantt in pictures
+        gantt_svg(gantt, seconds, row=one.row, title=title[:1].upper() + title[1:])
+        for title, gantt in one.gantts.items()
     ]
     return section(
-        "One reduction of gradients, native and ours",
-        gantt_legend([gantt for _, gantt in pictures], seconds),
+        one.title,
+        gantt_legend(list(one.gantts.values()), seconds),
         element("div", *drawn, class_="scroll"),
-        note=reductions.about(reduction),
-    )
-
-
-def _shared(report: Report) -> str:
-    """One iteration of all replicas, before and after their microbatches were shared out."""
-    if (shared := report.shared) is None:
-        return ""
-    seconds = share_decisions.common_seconds(shared)
-    words = share_decisions.title(shared)
-    svg = gantt_svg(shared.gantt, seconds, row=16, title=words)
-    return section(
-        share_decisions.TITLE,
-        gantt_legend([shared.gantt], seconds),
-        element("div", svg, class_="scroll"),
-        note=share_decisions.about(shared),
+        note=one.note,
     )
 
 
 def _results(report: Report) -> str:
-    arms = report.arms
-    if not arms:
-        return ""
+    arms, key = report.arms, findings.key_phase(report.phases)
     names = [
         element("th", f'<i style="background:{arm_colour(arm.name, i)}"></i>', text(arm.name))
         for i, arm in enumerate(arms)
     ]
     rows = [element("tr", "<th></th>", *names, "<th>stock / adaptra</th>")]
     times = []
-    for phase in findings.phases(report):
+    for phase in report.phases:
         cells = [_ms(findings.phase_ms(report, arm, phase)) for arm in arms]
-        ratio = findings.ratio(report, phase)
-        strong = phase == findings.key_phase(report)
-        times.append(_row(phase, cells, f"{ratio:.2f}×" if ratio else NONE, strong))
+        times.append(_row(phase, cells, f"{findings.speedup(report, phase):.2f}×", phase == key))
     rows += _group("Iteration time, median", times, len(arms))
-    pairs = [findings.predicted_and_measured(report, arm) for arm in arms]
+    figures = [report.summary["arms"][arm.name] for arm in arms]
     plan = [
-        _row(word, [_ms(pair[k]) for pair in pairs], _times([pair[k] for pair in pairs]))
-        for k, word in enumerate(("predicted", "measured, median"))
-        if any(pair[k] is not None for pair in pairs)
+        _row(word, [_ms(one) for one in ms], _times(ms))
+        for word, ms in (
+            ("predicted", [one["predicted_slow_ms"] for one in figures]),
+            ("measured, median", [one["measured_slow_ms"] for one in figures]),
+        )
+        if any(one is not None for one in ms)
     ]
     errors = [findings.error(report, arm) for arm in arms]
     if any(errors):
@@ -228,10 +211,9 @@ def _times(ms: Sequence[float | None]) -> str:
 
 
 def _compared(report: Report) -> str:
-    compared = findings.compared(report)
-    first, last = (compared.get(f"{end}_iteration") for end in ("first", "last"))
-    if first is None or last is None:
+    if (compared := report.summary["compared"]) is None:
         return "The iteration drawn above"
+    first, last = compared["first_iteration"], compared["last_iteration"]
     return f"Under the plan drawn above, iterations {first} to {last}"
 
 
@@ -269,81 +251,52 @@ def _ms(value: float | None) -> str:
 
 
 def _replans(report: Report) -> str:
-    replans = findings.replans(report)
-    if not replans and "replans" not in report.summary:
-        return ""
+    row = findings.row_noun(report.summary)
+    note = f"Warmup: how many forwards each {row} runs before its first backward."
+    replans = [(one, _replan_detail(one)) for one in report.summary["replans"]]
+    if replans:
+        return _decisions("Replans", replans, note)
+    none = element("p", "The plan did not change during this run.", class_="note")
+    return section("Replans", none)
+
+
+def _replan_detail(one: Replan) -> str:
+    before, after, parts = one["warmup_before"], one["warmup_after"], []
+    if before and after and "warmup" not in one["why"]:
+        parts.append(f"warmup {ranges(before)} → {ranges(after)}")
+    parts.append(f"predicted {number(one['predicted_ms'])} ms")
+    if one["measured_ms"] is not None:
+        parts.append(f"measured {number(one['measured_ms'])} ms")
+    return "; ".join(parts)
+
+
+def _decisions(
+    title: str, found: Sequence[tuple[Replan | AllReduce | Shares, str]], note: str
+) -> str:
+    """Return the section on decisions, each with its detail; empty where there are none."""
     items = [
         element(
             "li",
-            element("b", text(f"iteration {replan.get('iteration', NONE)}")),
-            element("div", text(replan.get("why") or "no reason was recorded"), _detail(replan)),
+            element("b", text(f"iteration {one['iteration']}")),
+            element("div", text(one["why"]), element("small", text(detail))),
         )
-        for replan in replans
+        for one, detail in found
     ]
-    body = (
-        element("ul", *items, class_="replans")
-        if items
-        else element("p", "The plan did not change during this run.", class_="note")
-    )
-    row = findings.row_noun(report.summary)
-    note = f"Warmup: how many forwards each {row} runs before its first backward." if items else ""
-    return section("Replans", body, note=note)
-
-
-def _all_reduces(report: Report) -> str:
-    """Return the section on the all-reduces of gradients: which, from when on, and why."""
-    items = [_decision(one, reductions.detail(one)) for one in reductions.all_reduces(report)]
-    if not items:
-        return ""
-    note = "Ranks in a reason are those of the data-parallel group."
-    return section("Reductions of gradients", element("ul", *items, class_="replans"), note=note)
-
-
-def _shares(report: Report) -> str:
-    """Return the section on the microbatches of replicas: how many, from when on, and why."""
-    decisions = share_decisions.share_decisions(report)
-    if not decisions:
-        return ""
-    items = [_decision(one, share_decisions.detail(one)) for one in decisions]
-    note = "Counts are by replica; the global batch, and the weight of each sample, stay."
-    return section("Shares of microbatches", element("ul", *items, class_="replans"), note=note)
-
-
-def _decision(one: Mapping[str, Any], detail: str) -> str:
-    return element(
-        "li",
-        element("b", text(f"iteration {one.get('iteration', NONE)}")),
-        element(
-            "div",
-            text(one.get("why") or "no reason was recorded"),
-            element("small", text(detail)),
-        ),
-    )
-
-
-def _detail(replan: Mapping[str, Any]) -> str:
-    parts = []
-    before, after = replan.get("warmup_before"), replan.get("warmup_after")
-    if before and after and "warmup" not in str(replan.get("why")):
-        parts.append(f"warmup {_words(before)} → {_words(after)}")
-    for key in ("predicted", "measured"):
-        value = findings.value(replan.get(f"{key}_ms"))
-        if value is not None:
-            parts.append(f"{key} {number(value)} ms")
-    return element("small", text("; ".join(parts))) if parts else ""
+    return section(title, element("ul", *items, class_="replans"), note=note) if items else ""
 
 
 def _footer(report: Report) -> str:
     lines = []
-    for key, title in (("config", "Configuration"), ("versions", "Versions")):
-        data = findings.mapping(report.summary.get(key))
+    for title, data in (
+        ("Configuration", report.summary["config"]),
+        ("Versions", report.summary["versions"]),
+    ):
         pairs = [
             element("span", text(f"{name.replace('_', ' ')} {_words(value)}"))
             for name, value in data.items()
             if value not in (None, [])
         ]
-        if pairs:
-            lines.append(element("p", element("b", text(title)), " ", *pairs))
+        lines.append(element("p", element("b", text(title)), " ", *pairs))
     return element("footer", *lines)
 
 

@@ -8,11 +8,8 @@ have one scale, and an instant stands at one x in all of them.
 from __future__ import annotations
 
 from megatron_adaptra.view.axis import ms, number, ticks
-from megatron_adaptra.view.bars import Arrow, Bar, Gantt
-from megatron_adaptra.view.legend import slow_messages
-from megatron_adaptra.view.markup import element, picture, text
-from megatron_adaptra.view.svg.legend import legend_svg
-from megatron_adaptra.view.svg.parts import label, rule
+from megatron_adaptra.view.bars import Arrow, Bar, Gantt, legend_keys, slow_messages
+from megatron_adaptra.view.markup import element, label, picture, rule, text
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
 LEFT, RIGHT = 62, 14  # least room for the rows' names, and for the last tick's label
@@ -91,7 +88,7 @@ class _Picture:
         parts += self.end()
         if self.alone:
             parts.insert(0, element("style", _ALONE))
-            parts += legend_svg(self.gantt, self.seconds, self.left, self.height - 6)
+            parts += _legend(self.gantt, self.seconds, self.left, self.height - 6)
         return picture(parts, self.width, self.height, "gantt", margin=14 * self.alone)
 
     def grid(self) -> list[str]:
@@ -240,3 +237,20 @@ class _Picture:
             font_weight=600,
         )
         return [mark, length]
+
+
+def _legend(gantt: Gantt, seconds: float, x: float, y: float) -> list[str]:
+    """One line of boxes and words for an axis of `seconds`, from pixel `x` on, at height `y`."""
+    parts = []
+    for key in legend_keys([gantt], seconds):
+        for fill in key.fills:
+            if key.line:
+                ends = {"x1": x, "x2": x + 12, "y1": y - 4, "y2": y - 4}
+                parts.append(element("line", **ends, stroke=fill, stroke_width=2))
+            else:
+                parts.append(element("rect", x=x, y=y - 9, width=11, height=11, rx=2, fill=fill))
+            x += 14.0
+        x += 3.0
+        parts.append(element("text", text(key.words), x=x, y=y, font_size=11, fill_opacity=0.8))
+        x += 6.0 * len(key.words) + 14
+    return parts

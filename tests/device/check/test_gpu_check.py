@@ -97,7 +97,7 @@ def test_refusals(words: list[str], says: str) -> None:
 
 
 def test_a_result_is_one_line() -> None:
-    found = result.Result("paths", figures=["3 GB/s"], left_out=["NCCL"])
+    found = result.Result("paths", figures=["3 GB/s"], left_out=["NCCL"], ended=True)
     assert found.line == "paths: OK, 3 GB/s (left out: NCCL)"
     for i in range(5):
         found.check(i == 9, f"fault {i}\nof several lines")
@@ -105,12 +105,12 @@ def test_a_result_is_one_line() -> None:
     assert found.line.startswith("paths: FAIL, fault 0 of several lines; fault 1")
     assert found.line.count("\n") == 0
     assert "and 2 more" in found.line
-    assert result.not_run("hide", "why").line == "hide: NOT RUN: why"
+    assert result.Result("hide", why_not="why").line == "hide: NOT RUN: why"
 
 
 def test_only_the_parts_that_ran_are_replaced() -> None:
     parts = ("paths", "clock", "hide")
-    found = result.Result("clock", figures=["off by 2 us"])
+    found = result.Result("clock", figures=["off by 2 us"], ended=True)
     found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
     first = page.block("2 x H100", ["clock"], found)
     assert first.startswith("clock: OK, off by 2 us\n\n`scripts/gpu_check.sh clock`, 2")

@@ -162,11 +162,11 @@ def test_a_training_that_failed_is_not_tried_again(
 
 @pytest.mark.long
 def test_gloo_stands_in_for_a_gpu(pretrain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_adaptra.adapter.compat import backend
+    from megatron_adaptra.adapter.entry import activate
 
-    monkeypatch.setattr(backend, "messages_on_gpus", backend.messages_on_gpus)  # put back later
+    monkeypatch.setattr(activate, "messages_on_gpus", activate.messages_on_gpus)  # put back later
     pretrain.on_a_gpu_all_the_same()
-    assert backend.messages_on_gpus()
+    assert activate.messages_on_gpus()
 
 
 # A Python whose engine is there once it was built. `works`: whether that can be.

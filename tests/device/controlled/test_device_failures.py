@@ -229,10 +229,10 @@ def closed_under_way(driver: Driver) -> None:
         closing = threading.Thread(target=there.close)
         closing.start()
         assert "aborted: this side has closed the transport" in lost(sent)
-        assert there in a.device.users
+        assert there.close in a.device.users
         go()
         closing.join(PATIENCE)
-        assert there not in a.device.users
+        assert there.close not in a.device.users
         a.endpoint.close()
         assert lost(posted).startswith("stage 0 (rank 0): ")
         here.close()
@@ -299,7 +299,7 @@ def shrinking(driver: Driver, registers: bool) -> None:
         until(lambda: b.staging.memory().held == 0, "what is not used is given back")
         assert b.staging.memory().peak == most.peak
         b.staging.new_peak()
-        b.staging.set_limit(pages)
+        b.staging.pinned.set_limit(pages)
         exchange(sides, 3, SIZE)
         until(lambda: b.staging.memory().used == 0, "all copies have passed")
         exchange(sides, 1, 3 * SIZE)  # of another size: what is idle makes room

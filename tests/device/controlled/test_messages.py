@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fakes.controlled_cuda.gpu import Driver, run, two, until
+from fakes.controlled_cuda.gpu import Driver, copies_of, run, two, until
 from patience import PATIENCE, in_time
 
 from megatron_adaptra.base.errors import PeerLost
@@ -77,8 +77,8 @@ def both_ways(driver: Driver, kind: str) -> None:
                 stamps = send.wait(PATIENCE)
                 assert 0 < stamps.sent <= stamps.completed
         for transport in transports:
-            until(lambda one=transport: one.copies()[1].count == 20, "all copies are counted")
-            out, back = transport.copies()
+            until(lambda one=transport: copies_of(one)[1].count == 20, "all copies are counted")
+            out, back = copies_of(transport)
             assert (out.count, out.bytes) == (back.count, back.bytes) == (20, 20 * SIZE)
             transport.close()
             transport.close()
@@ -235,8 +235,8 @@ def slow_copies(driver: Driver) -> None:
         in_time("from the first producer's end to the last", max(sent) - min(sent), COPY)
         gaps = [b.sent - a.sent for a, b in pairwise(stamps)]
         assert min(gaps) > COPY / 2, "one copy after the other"
-        until(lambda: here.copies()[1].count == 3, "all copies have passed")
-        for copies in (there.copies()[0], here.copies()[1]):
+        until(lambda: copies_of(here)[1].count == 3, "all copies have passed")
+        for copies in (copies_of(there)[0], copies_of(here)[1]):
             assert copies.seconds >= 3 * COPY
         there.close()
         here.close()

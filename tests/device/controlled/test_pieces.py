@@ -13,7 +13,7 @@ import pytest
 import torch
 from controlled.test_device_failures import lost
 from controlled.test_messages import SHORT, every_path, is_all, memory
-from fakes.controlled_cuda.gpu import Driver, Side, run, two, until
+from fakes.controlled_cuda.gpu import Driver, Side, copies_of, run, two, until
 from patience import PATIENCE
 from transport.test_engine_paths import connections, cut
 
@@ -81,8 +81,8 @@ def overlapping(driver: Driver, kind: str) -> None:
         driver.finish(b.compute)
         assert is_all(got, 7)
         assert 0 < send.wait(PATIENCE).sent <= stamps.sent <= stamps.completed
-        until(lambda: here.copies()[1].count == 1, "it is counted")
-        assert here.copies()[1].bytes == there.copies()[0].bytes == SIZE
+        until(lambda: copies_of(here)[1].count == 1, "it is counted")
+        assert copies_of(here)[1].bytes == copies_of(there)[0].bytes == SIZE
 
 
 @every_path

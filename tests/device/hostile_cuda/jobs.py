@@ -12,7 +12,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line
-from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved_line
+from megatron_adaptra.plan.pipeline.fixed import interleaved_line
 
 NATIVE, EXECUTOR = "native", "executor"
 

@@ -26,9 +26,8 @@ from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.watchdog import Watchdog
-from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.program import Neighbours, first_posts
 from megatron_adaptra.ir.routes import Routes
-from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.measure.iteration_record import IterationRecord
 from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.transport.engine.endpoint import Endpoint

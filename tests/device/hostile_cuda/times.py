@@ -73,9 +73,9 @@ def _of(
         return driver.span(name, job.rank(replica, stage))[1]
 
     if (record.unusable and iteration) or not record.end:  # at first nothing ties the clocks
-        wrong.append(f"time: of iteration {iteration} of stage {record.stage}: {record.unusable}")
+        wrong.append(f"time: of iteration {iteration} of stage {record.worker}: {record.unusable}")
     for one in record.ops:
-        early = ended(one.op, record.stage) - one.end
+        early = ended(one.op, record.worker) - one.end
         if early > GRAIN:
             wrong.append(f"time: {one.op} ended {1e3 * early:.3f} ms after its record says")
     for source, op, stamps in record.messages:

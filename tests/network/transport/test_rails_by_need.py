@@ -48,8 +48,8 @@ class Two:
         until(lambda: not self.dialling() - {0, 1}, "the network is connected")
         return found
 
-    def dialling(self) -> set[int]:
-        """Rails that a path is looked for over, -1 for the network."""
+    def dialling(self) -> set[int | None]:
+        """Rails that a path is looked for over, None for TCP."""
         peer = self.endpoints[1]._peers.get(0)  # the higher rank dials
         return set() if peer is None else set(peer.dialling)
 

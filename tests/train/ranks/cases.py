@@ -12,7 +12,7 @@ from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved_line
+from megatron_adaptra.plan.pipeline.fixed import interleaved_line
 
 # How it is run: by the executor under a policy, or by Megatron's own functions, with its warmup
 # and with deeper ones.

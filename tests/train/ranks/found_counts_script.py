@@ -24,17 +24,17 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 from paced import pace  # noqa: E402
 from rank_of_job import begin, mean_losses, of_all_ranks, show  # noqa: E402
 
-from megatron_adaptra.adapt.offer import Offer  # noqa: E402
+from megatron_adaptra.adapt.loop import Offer  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
+from megatron_adaptra.adapter.entry import training_log  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.adapter.pipeline import status  # noqa: E402
-from megatron_adaptra.adapter.shares import offers  # noqa: E402
+from megatron_adaptra.adapter.shares import sources  # noqa: E402
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.agree.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
-from megatron_adaptra.measure.replica_row import ReplicaRow  # noqa: E402
+from megatron_adaptra.measure.replica_speed import ReplicaRow  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it
 BEHIND = 2  # a rank that does not switch with the others, in the last training
@@ -65,7 +65,7 @@ def train(dataset: Any, activation: Any = None, iterations: int = ITERATIONS) ->
                 counts.append(activation.shares.plan.counts)
                 run = activation.session.run
                 together.append(run is not None and not run.abandoned)
-                shown.append(status.summary(run))
+                shown.append(training_log.summary(run))
             arm.optimizer.step()
             arm.end()
             losses.append([float(loss) for loss in pairs])
@@ -113,13 +113,13 @@ def calculate(replica: int) -> None:
 
 def answered(leaves: float) -> None:
     """From now on routes are expected to leave that share of an iteration."""
-    real = offers._of_routes
+    real = sources._of_routes
 
     def of_routes(session: Any) -> Offer | None:
         real(session)  # which fails for nobody
         return Offer(0, leaves, standing=True)
 
-    offers._of_routes = of_routes
+    sources._of_routes = of_routes
 
 
 def stay_behind() -> None:

@@ -28,19 +28,21 @@ from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
 from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
 from megatron_adaptra.adapter.entry import activate  # noqa: E402
-from megatron_adaptra.adapter.step.gradients import GradientReduction  # noqa: E402
+from megatron_adaptra.adapter.step.gradients import (  # noqa: E402
+    GradientReduction,
+    ShardedReduction,
+)
 from megatron_adaptra.adapter.step.planned_groups import PlannedGroup  # noqa: E402
-from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.execute.planned import adaptive as group  # noqa: E402
-from megatron_adaptra.execute.planned.adaptive import AdaptiveReductions  # noqa: E402
+from megatron_adaptra.execute.planned import measured  # noqa: E402
+from megatron_adaptra.execute.planned.measured import MeasuredReductions  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
-from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
-from megatron_adaptra.plan.reductions.direct import direct  # noqa: E402
-from megatron_adaptra.plan.reductions.sharded import (  # noqa: E402
+from megatron_adaptra.plan.reductions.builders import (  # noqa: E402
+    direct,
     direct_reduce_scatter,
     ring_all_gather,
 )
+from megatron_adaptra.plan.reductions.choice import Choice  # noqa: E402
 
 Function = Callable[..., Any]  # Megatron's forward_backward
 Shape = partial(gpt.GPTShape, microbatches=2, hidden=32, seq_length=32, layers=2)
@@ -159,12 +161,14 @@ def train(part: Part, case: str, shape: gpt.GPTShape, dataset: Any) -> dict[str,
         norms.append(float(arm.optimizer.step()[1]))
         arm.end()
     for one in measuring():
-        assert one._reported, "also what overlaps with a backward is timed"
+        assert one._now.over, "also what overlaps with a backward is timed"
         if sharded and not case.startswith("forced"):
             scatters = one.value.choice.sharded
-            assert one._expected_gathers or not scatters, "it knows when its shards are gathered"
+            assert one._now.expected_gathers or not scatters, (
+                "it knows when its shards are gathered"
+            )
             hides = scatters and shape.overlap_gather
-            assert bool(one._hides) == hides, "it knows what forwards hide"
+            assert bool(one._now.hides) == hides, "it knows what forwards hide"
     if shape.overlap_gather:  # the last parameters are on their way
         for model in arm.models:
             model.disable_forward_pre_hook()
@@ -182,7 +186,7 @@ def forced(arm: gpt.Arm, function: Function) -> Function:
     return call
 
 
-def measuring() -> Iterator[AdaptiveReductions]:
+def measuring() -> Iterator[MeasuredReductions]:
     """What measures reductions here now."""
     for activation in activate._active:
         for reduction in activation.reductions:
@@ -210,7 +214,7 @@ def show_case(part: Part, case: str, folder: Path, prefix: Path, calls: Counter[
         calls.clear()
         with pytest.MonkeyPatch.context() as patched:
             if way == "voted":
-                patched.setattr(group, "Choice", part.voted)
+                patched.setattr(measured, "Choice", part.voted)
             activation = activate.activate(config)
             for one in activation.reductions:
                 one.active = way != "inactive"

@@ -46,15 +46,14 @@ CORE = {
     "execute.planned.connected": "carries them by plan",
     "execute.planned.exchange": "the same",
     "execute.planned.layout": "the same",
-    "execute.watchdog": "ends a training whose peers are lost, and says whom it waited for",
-    "agree.signals": "ends a training that a signal asks to end",
+    "execute.watchdog": "ends a training whose peers are lost, or that a signal asks to end",
     "device.host": "a clock, to which share_times has no guard",
     "execute.process_location": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }
 # Parts of the adapter that are not needed to run an op.
 BESIDE = (
-    "adapter.pipeline.status", "adapter.pipeline.memory",
+    "adapter.pipeline.memory",
     "adapter.entry.checkpoint", "adapter.entry.training_log",
 )  # fmt: skip
 # The last holds a message of the training back, where the user asks for it.

@@ -28,7 +28,7 @@ from rank_of_job import begin, of_all_ranks, show
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.in_flight import peak_in_flight
+from megatron_adaptra.ir.schedule import peak_in_flight
 
 ITERATIONS = 3
 

@@ -36,7 +36,7 @@ from megatron_adaptra.adapter.baseline.shape import GPTShape  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
-from megatron_adaptra.measure.replica_row import ReplicaRow  # noqa: E402
+from megatron_adaptra.measure.replica_speed import ReplicaRow  # noqa: E402
 
 VOCABULARY, LENGTH, LAYERS = 32, 8, 2
 SCALE = 8.0  # of losses, as an optimizer for half precision has one

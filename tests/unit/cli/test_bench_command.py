@@ -9,7 +9,7 @@ import time
 
 import pytest
 from commands import process, strict
-from pages import page, png_size, words
+from pages import page, words
 from patience import PATIENCE, in_time
 from processes import living, outliving
 
@@ -55,8 +55,6 @@ def test_p2p_measures_each_transport_each_way_and_draws_it(tmp_path):
     printed = words(page(out / "p2p.html"))
     assert "shm" in printed
     assert "1 MiB" in printed
-    if (out / "p2p.png").exists():  # where matplotlib is installed
-        assert png_size(out / "p2p.png")[0] > 100
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from pages import page, png_size, titles, words
+from pages import page, titles, words
 
 from megatron_adaptra.cli.job import job_of
 from megatron_adaptra.cli.main import _parser
@@ -216,9 +216,6 @@ def test_compare_has_each_move_beside_the_others(here, tmp_path):
     for name in ("1F1B, untreated", "none, best order", "swap", "re-route"):
         assert any(title.startswith(f"{name}: ") for title in shown)
     assert "stripe: of replica" in words(root)
-    png = tmp_path / "new" / "compare.png"
-    if png.exists():
-        assert png_size(png)[1] > 900
 
 
 def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):

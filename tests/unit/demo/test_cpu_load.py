@@ -9,7 +9,7 @@ import time
 import pytest
 
 from megatron_adaptra.demo.cpu_load import Load, Sample, kernel, load_of
-from megatron_adaptra.measure.machine_time import MachineTime
+from megatron_adaptra.measure.host_use import MachineTime
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass"
 IDLE_MACHINE = MachineTime(0.0, 0.0, 0.0)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from view.view_sample import sample_report
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.emulate.rules import PortRule
 from megatron_adaptra.view.findings import headline, setting, slow_noun
-from megatron_adaptra.view.report import Report
 
 RULES = {"--emulate-link": "2-3:40ms@3..6", "--emulate-worker": "0.1:2x@3..6"}
 SLOW = {
@@ -323,12 +323,11 @@ def test_turns_end_where_the_laboratory_changes() -> None:
 
 
 def test_a_report_names_the_port() -> None:
-    config = {"stages": 4, "microbatches": 12, "iterations": 30, "slow_hosts": ["2:20MB/s"]}
+    config = {**sample_report().summary["config"], "slow_links": [], "slow_hosts": ["2:20MB/s"]}
     phases = {"healthy": (0, 9), "slow": (9, 20), "recovered": (20, 30)}
-    summary = {"config": config, "speedup_slow": 1.5}
-    report = Report("demo", summary, [], phases)
-    assert headline(report) == "1.50× as fast while port 2 is slow"
+    report = replace(sample_report(config=config), phases=phases)
+    assert headline(report) == "2.47× as fast while port 2 is slow"
     assert setting(report).endswith(
         "in iterations 9 to 19 all links of host 2 together pass 20MB/s each way"
     )
-    assert slow_noun(summary) == "slow port"
+    assert slow_noun(config) == "slow port"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from telemetry.records import record
+from measure.records import record
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.demo.comparison import Outlook, Ran, compare, why_off
@@ -14,7 +14,7 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.reroute import evaluate_replicas, plan_replicas
 
 PIPELINE = Conditions(4, (0.01,) * 2, (0.01,) * 2, (0.01,) * 2)

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_adaptra.demo.rounding import Differences, sums_change
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 SAME = [{"stock": "a", "adaptra": "a"}] * 4
 OTHER = [*SAME[:3], {"stock": "a", "adaptra": "b"}]

@@ -9,8 +9,7 @@ from fakes.controlled_cuda.gpu import Driver, native_threads, run
 
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.doctor.finding import Finding, Status
-from megatron_adaptra.doctor.gpus import gpus
-from megatron_adaptra.doctor.staging import TRIED, staging
+from megatron_adaptra.doctor.gpus import TRIED, gpus, staging
 
 OK, WARN, _ = Status
 OUT_OF_MEMORY, NOT_PERMITTED = 2, 800
@@ -36,7 +35,7 @@ def found(driver: Driver, refused: int, call: str) -> Finding:
 
 
 def near(driver: Driver, node: int) -> Finding:
-    with patch("megatron_adaptra.doctor.staging.node_near", lambda pci: node):
+    with patch("megatron_adaptra.doctor.gpus.node_near", lambda pci: node):
         return found(driver, 0, "")
 
 

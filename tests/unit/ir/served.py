@@ -6,11 +6,9 @@ from collections import Counter
 
 from megatron_adaptra.ir.deps import carried
 from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.posting import Link, receives_ahead
-from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.posting import Link, receives_ahead, traffic_of
+from megatron_adaptra.ir.program import Program, first_posts, unused_posts
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.traffic import traffic_of
-from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 
 
 def posted_ahead(schedule: Schedule) -> dict[Link, int]:

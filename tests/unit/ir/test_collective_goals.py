@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan, Goal
-from megatron_adaptra.plan.reductions.direct import direct
-from megatron_adaptra.plan.reductions.ring import ring
-from megatron_adaptra.plan.reductions.sharded import (
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
     direct_all_gather,
     direct_reduce_scatter,
+    ring,
     ring_all_gather,
     ring_reduce_scatter,
 )

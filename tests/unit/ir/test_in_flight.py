@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import of_depths, random_depths, random_schedule, seeds
 
-from megatron_adaptra.ir.in_flight import in_flight, peak_in_flight
-from megatron_adaptra.ir.schedule import Line, parse_line
+from megatron_adaptra.ir.schedule import Line, in_flight, parse_line, peak_in_flight
 from megatron_adaptra.ir.timeline import Span, Timeline
 
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.strategies import random_schedule, seeds
 
-from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import Exchange, Neighbours, lower
 from megatron_adaptra.ir.routes import Routes
 
 

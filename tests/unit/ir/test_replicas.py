@@ -11,11 +11,9 @@ from ir.strategies import random_replicas, random_schedule, seeds
 
 from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.program import Neighbours, Program, lower, unused_posts
 from megatron_adaptra.ir.schedule import Schedule, parse_line
-from megatron_adaptra.ir.unused_posts import unused_posts
 
 SENT, POSTED = (Kind.SEND_F, Kind.SEND_B), (Kind.POST_F, Kind.POST_B)
 

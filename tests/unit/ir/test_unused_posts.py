@@ -7,10 +7,9 @@ from ir.served import assert_served
 from seeding import new_seed
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import lower, unused_posts
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.ir.unused_posts import unused_posts
-from megatron_adaptra.plan.pipeline.fixed.interleaved import interleaved
+from megatron_adaptra.plan.pipeline.fixed import interleaved
 
 
 def test_posts_before_anything_runs_are_served():

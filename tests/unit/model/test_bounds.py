@@ -17,12 +17,11 @@ from plan.small_cases import OPTIMA, small_case
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
-from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
+from megatron_adaptra.ir.schedule import Line, Schedule, parse_line, peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 

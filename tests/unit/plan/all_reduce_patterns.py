@@ -11,12 +11,15 @@ from seeding import new_seed
 
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.plan.reductions.chain import sorted_chain
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
+    halving_doubling,
+    ring,
+    shares_without,
+    sorted_chain,
+)
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.plan.reductions.direct import direct, shares_without
 from megatron_adaptra.plan.reductions.figures import Figures
-from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
-from megatron_adaptra.plan.reductions.ring import ring
 from megatron_adaptra.plan.reductions.stragglar import stragglar
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 

@@ -11,15 +11,16 @@ from plan.in_memory import random_buffers, run_in_memory, without_one_message
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.reductions.chain import sorted_chain
-from megatron_adaptra.plan.reductions.direct import direct, shares_without
-from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
-from megatron_adaptra.plan.reductions.ring import ring
-from megatron_adaptra.plan.reductions.sharded import (
+from megatron_adaptra.plan.reductions.builders import (
+    direct,
     direct_all_gather,
     direct_reduce_scatter,
+    halving_doubling,
+    ring,
     ring_all_gather,
     ring_reduce_scatter,
+    shares_without,
+    sorted_chain,
 )
 from megatron_adaptra.plan.reductions.stragglar import stragglar
 

@@ -13,11 +13,12 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.failure_store import job_key, stored_failure_plans
 from megatron_adaptra.plan.failures import (
     best_failures,
     failure_plans,
     failure_vectors,
+    job_key,
+    stored_failure_plans,
     with_failures,
 )
 from megatron_adaptra.plan.routes.reroute import plan_replicas

@@ -15,11 +15,10 @@ from small_cases import OPTIMA, small_case
 
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
-from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import Schedule, peak_in_flight
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.pipeline.fixed.baselines import one_by_one
+from megatron_adaptra.plan.pipeline.fixed import one_by_one
 from megatron_adaptra.plan.pipeline.search.compaction import least_memory, merge_backwards
 from megatron_adaptra.plan.pipeline.search.dispatch import SAME, Rule, dispatch
 from megatron_adaptra.plan.pipeline.search.job_shop import JobShop, Order

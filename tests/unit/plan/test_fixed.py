@@ -6,9 +6,9 @@ import pytest
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import peak_in_flight
 from megatron_adaptra.plan.pipeline.initial import starting_schedule, trial
 
 SHAPES = [(s, m) for s in (2, 3, 4, 8) for m in (1, s - 1, s, 3 * s)]

@@ -28,14 +28,7 @@ from megatron_adaptra.plan.ladder import (
     climb,
     ladder_in_words,
 )
-from megatron_adaptra.plan.remedies import (
-    Applied,
-    Reduction,
-    Situation,
-    plan_remedies,
-    seconds_of,
-)
-from megatron_adaptra.sim.ports import Ports
+from megatron_adaptra.plan.remedies import plan_remedies
 
 MIN_GAIN = AdaptraConfig().min_gain
 
@@ -122,50 +115,43 @@ def test_seconds_that_nothing_takes(wrong: float) -> None:
             climbed(1.0, 1.0, 1.0, 1.0, min_gain=wrong)
 
 
-def full_of(situation: Situation) -> Applied:
-    return plan_remedies(replace(situation, routes="off", allreduce=False), 1.0).applied[FULL]
-
-
-def situation(
+def job(
     stages: int = 2,
     slow: dict[int, float] | None = None,
     paths: dict[tuple[int, int], LinkState] | None = None,
-    nbytes: int = 0,
-    **more: object,
-) -> Situation:
-    """4 replicas with 8 microbatches of 30 ms at each stage, and ports of 50 MB/s."""
+) -> ReplicaConditions:
+    """4 replicas with 8 microbatches of 30 ms at each stage."""
     each = (10e-3,) * stages
     pipeline = Conditions(8, each, each, each, split=False, step_seconds=10e-3)
-    c = ReplicaConditions(pipeline, 4, slow=slow or {}, paths=paths or {})
-    reduction = Reduction(nbytes, Ports.equal([50e6] * 4, 0.3e-3, 0.1e-3)) if nbytes else None
-    return Situation(c, reduction, ops=20_000, **more)  # type: ignore[arg-type]
+    return ReplicaConditions(pipeline, 4, slow=slow or {}, paths=paths or {})
+
+
+def planned(c: ReplicaConditions, min_gain: float = MIN_GAIN) -> Ladder:
+    return plan_remedies(c, "eager", min_gain, ops=20_000)
 
 
 def whole(replica: int, times: float, stages: int = 2) -> dict[int, float]:
     return {replica * stages + stage: times for stage in range(stages)}
 
 
-def test_nobody_slow_is_full_whatever_is_allowed() -> None:
-    for one in (situation(), situation(1), situation(nbytes=2_000_000)):
-        ladder = plan_remedies(one, 0.0)
+def test_nobody_slow_is_full() -> None:
+    for c in (job(), job(1)):
+        ladder = planned(c, 0.0)
         assert ladder.chosen == FULL
         assert ladder.predicted == ladder.full
 
 
-def test_each_rung_where_it_is_enough() -> None:
-    delay = LinkState(40e-3)
-    slow_links = {(a, a ^ 1): delay for a in range(8)}
-    assert plan_remedies(situation(paths=slow_links, routes="off"), MIN_GAIN).chosen == ORDER
-    late = situation(slow=whole(2, 1.25), nbytes=4_000_000, routes="off")
-    assert plan_remedies(late, 0.05).chosen == COLLECTIVE
-    assert plan_remedies(situation(slow={5: 2.0}), MIN_GAIN).chosen == ROUTES
-    assert plan_remedies(situation(slow=whole(2, 2.0), routes="swap"), MIN_GAIN).chosen == SHARES
-    assert plan_remedies(situation(1, slow=whole(2, 2.0, 1)), MIN_GAIN).chosen == SHARES
+def test_each_rung_where_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert planned(job(slow={5: 2.0})).chosen == ROUTES
+    assert planned(job(1, slow=whole(2, 2.0, 1))).chosen == SHARES
+    monkeypatch.setattr(remedies, "MOST", 0)  # else routes leave still less
+    slow_links = {(a, a ^ 1): LinkState(40e-3) for a in range(8)}
+    assert planned(job(paths=slow_links)).chosen == ORDER
 
 
 def test_by_hand() -> None:
     """One stage, half speed: 16 microbatches' time in full, 10 by shares; then the step."""
-    ladder = plan_remedies(situation(1, slow={2: 2.0}), MIN_GAIN)
+    ladder = planned(job(1, slow={2: 2.0}))
     assert ladder.full == pytest.approx(16 * 30e-3 + 10e-3)
     assert ladder.predicted == pytest.approx(10 * 30e-3 + 10e-3)
     leaves = {one.name: one.leaves for one in ladder.remedies}
@@ -174,52 +160,27 @@ def test_by_hand() -> None:
     assert leaves[ROUTES] is None
 
 
-def test_a_reduction_begins_when_the_last_replica_has_come() -> None:
-    """A ring of 4 sends 6 quarters of the buffer through each port: 1 MB takes 30 ms and more."""
-    without, given = situation(slow=whole(2, 2.0)), situation(slow=whole(2, 2.0), nbytes=1_000_000)
-    took = seconds_of(given, full_of(given)) - seconds_of(without, full_of(without))
-    assert 0.030 < took < 0.045
-
-
-def test_what_is_not_allowed_cannot_be_had() -> None:
-    given = situation(slow=whole(2, 2.0), nbytes=1_000_000, allreduce=False, routes="off")
-    ladder = plan_remedies(given, MIN_GAIN)
-    missing = {one.name: one.why for one in ladder.remedies if one.leaves is None}
-    assert missing.keys() == {COLLECTIVE, ROUTES}
-    assert "--adaptra-allreduce" in missing[COLLECTIVE]
-    assert "--adaptra-reroute" in missing[ROUTES]
-    assert missing.keys().isdisjoint(ladder.applied)
-
-
 def test_routes_are_not_searched_for_where_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = situation(slow=whole(2, 2.0))
+    given = job(slow=whole(2, 2.0))
     monkeypatch.setattr(remedies, "MOST", 8 * 8 - 1)
-    ladder = plan_remedies(given, MIN_GAIN)
+    ladder = planned(given)
     (routes,) = (one for one in ladder.remedies if one.name == ROUTES)
     assert routes.leaves is None
     assert "adaptra compare" in routes.why
     assert ladder.chosen == SHARES
     monkeypatch.setattr(remedies, "MOST", 8 * 8)
-    assert plan_remedies(given, MIN_GAIN).chosen == ROUTES
+    assert planned(given).chosen == ROUTES
 
 
 def test_memory_for_no_more_microbatches_leaves_counts_as_they_are() -> None:
-    given = situation(1, slow={2: 2.0})
-    tight = replace(given.conditions, activation_budget=(1.0,) * 4)
-    assert plan_remedies(replace(given, conditions=tight), MIN_GAIN).chosen == SHARES
+    tight = replace(job(1, slow={2: 2.0}), activation_budget=(1.0,) * 4)
+    assert planned(tight).chosen == SHARES
 
 
 def test_bad_input() -> None:
-    c = situation().conditions
     with pytest.raises(BadInput, match=r"^failed '0\.1': "):
-        Situation(replace(c, failed=frozenset({1})))
-    with pytest.raises(BadInput, match=r"^routes 'all': one of off, swap, auto"):
-        Situation(c, routes="all")
-    with pytest.raises(BadInput, match=r"^number of ports 3: one per replica: 4"):
-        Situation(c, Reduction(1, Ports.equal([1e6] * 3)))
-    with pytest.raises(BadInput, match=r"^bytes -1: "):
-        Reduction(-1, Ports.equal([1e6] * 4))
+        planned(replace(job(), failed=frozenset({1})))
     with pytest.raises(BadInput, match=r"^min_gain"):
-        plan_remedies(situation(), -1.0)
+        planned(job(), -1.0)

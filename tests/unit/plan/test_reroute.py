@@ -14,10 +14,9 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.routes.alone import alone
 from megatron_adaptra.plan.routes.chains import swapped_chains
 from megatron_adaptra.plan.routes.list_schedule import Workers
-from megatron_adaptra.plan.routes.reroute import Move, ReplicaPlan, plan_replicas
+from megatron_adaptra.plan.routes.reroute import Move, ReplicaPlan, alone, plan_replicas
 from megatron_adaptra.plan.routes.shares import reassigned
 from megatron_adaptra.sim.clock import simulate
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from plan.all_reduce_patterns import KINDS, count_near, native, seconds_of
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.selector import CERTAIN, MOST_RANKS, choose_all_reduce
 from megatron_adaptra.sim.ports import Ports
 

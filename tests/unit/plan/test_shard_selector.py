@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.plan.reductions.builders import sharded_plan
 from megatron_adaptra.plan.reductions.choice import Choice
-from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.shard_selector import choose_shards
-from megatron_adaptra.plan.reductions.sized_shards import shard_pieces, sharded_plan
+from megatron_adaptra.plan.reductions.sized import shard_pieces
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 MS, MB = 1e-3, 1_000_000

@@ -11,7 +11,7 @@ from plan.in_memory import random_buffers, run_in_memory
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.plan.reductions.sharded import (
+from megatron_adaptra.plan.reductions.builders import (
     direct_all_gather,
     direct_reduce_scatter,
     ring_all_gather,

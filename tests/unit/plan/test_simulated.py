@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_adaptra.ir.buffers import Buffers
-from megatron_adaptra.plan.reductions.figures import Figures
+from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.simulated import natively
 from megatron_adaptra.sim.ports import Ports
 

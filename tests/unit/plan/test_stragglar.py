@@ -6,10 +6,9 @@ import pytest
 
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce_forms import least_rounds
-from megatron_adaptra.plan.reductions import stragglar_search
+from megatron_adaptra.plan.reductions import stragglar_rounds
 from megatron_adaptra.plan.reductions.stragglar import stragglar
-from megatron_adaptra.plan.reductions.stragglar_rounds import power_of_two_rounds
-from megatron_adaptra.plan.reductions.stragglar_search import searched_rounds
+from megatron_adaptra.plan.reductions.stragglar_rounds import power_of_two_rounds, searched_rounds
 
 GOLDEN = Path(__file__).parent / "stragglar_8.txt"
 
@@ -53,7 +52,7 @@ def test_rounds_of_large_groups_are_nearly_the_fewest(ranks, k):
 
 def test_the_search_finds_the_same_again(monkeypatch):
     assert searched_rounds(13, 2) == searched_rounds(13, 2)
-    monkeypatch.setattr(stragglar_search, "_WORK", 1)  # the fewest tries
+    monkeypatch.setattr(stragglar_rounds, "_WORK", 1)  # the fewest tries
     assert checked(searched_rounds(37, 1), 37, 1) >= least_rounds(37, 1)
 
 

@@ -12,11 +12,11 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.pipeline.base import Plan, evaluate, make_plan
-from megatron_adaptra.plan.pipeline.fixed.baselines import first_schedule
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
 from megatron_adaptra.plan.routes.chains import swapped_chains
-from megatron_adaptra.plan.routes.one_back import one_back
 from megatron_adaptra.plan.routes.reroute import evaluate_replicas, plan_replicas
-from megatron_adaptra.plan.routes.swaps import chain_conditions, chain_schedules
+from megatron_adaptra.plan.routes.shares import one_back
+from megatron_adaptra.plan.routes.swaps import chain_schedules
 
 STAGES, COUNT = 3, 6
 
@@ -37,7 +37,7 @@ def schedules(c: ReplicaConditions) -> list[Schedule]:
 def test_a_chain_has_the_seconds_links_and_memory_of_its_workers() -> None:
     paths = {(1, 5): LinkState(3.0), (5, 1): LinkState(4.0), (1, 2): LinkState(9.0)}
     c = job(budget=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), slow={5: 2.0}, paths=paths)
-    one = chain_conditions(c, [0, 1, 5])
+    one = c.chain([0, 1, 5])
     assert one.forward == (1.0, 1.0, 2.0)
     assert one.backward_input == one.backward_weight == one.forward
     assert one.activation_budget == (1.0, 2.0, 6.0)
@@ -50,9 +50,7 @@ def test_each_replica_alone_is_the_same_as_one() -> None:
     one = first_schedule(STAGES, COUNT, math.inf)
     c = job(slow={1: 2.0})
     both = evaluate_replicas(one.replicated(2), c)
-    alone = [
-        evaluate(one, chain_conditions(c, chain)).predicted for chain in ([0, 1, 2], [3, 4, 5])
-    ]
+    alone = [evaluate(one, c.chain(chain)).predicted for chain in ([0, 1, 2], [3, 4, 5])]
     assert both.predicted == pytest.approx(max(alone))
     assert both.schedule.routes.moved == {}
 

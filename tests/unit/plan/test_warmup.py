@@ -24,7 +24,7 @@ from megatron_adaptra.plan import PLANNERS, evaluate
 from megatron_adaptra.plan import make_plan as plan_with
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.plan.pipeline.depths import DepthSearch, choices, count_choices, spread
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 

@@ -17,7 +17,7 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
-from megatron_adaptra.plan.pipeline.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.pipeline.fixed import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 

@@ -18,8 +18,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule, parse_line, warmup_line
 from megatron_adaptra.model.replica_bounds import replica_bound
-from megatron_adaptra.plan.routes.alone import alone, stretched
-from megatron_adaptra.plan.routes.reroute import evaluate_replicas
+from megatron_adaptra.plan.routes.reroute import alone, evaluate_replicas, stretched
 from megatron_adaptra.sim.clock import simulate
 
 NEAR = 1e-9

@@ -9,9 +9,13 @@ from seeding import new_seed
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.model.all_reduce_forms import AllReduce
-from megatron_adaptra.model.shard_forms import SHARDED, best_shard_pieces, shard_seconds
-from megatron_adaptra.plan.reductions.sized_shards import for_shards, sharded
+from megatron_adaptra.model.all_reduce_forms import (
+    SHARDED,
+    AllReduce,
+    best_shard_pieces,
+    shard_seconds,
+)
+from megatron_adaptra.plan.reductions.sized import for_shards, sharded
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 HALVES = (Goal.REDUCE_SCATTER, Goal.ALL_GATHER)

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from seeding import new_seed
 
-from megatron_adaptra.plan.reductions.halving_doubling import halving_doubling
-from megatron_adaptra.plan.reductions.ring import ring
+from megatron_adaptra.plan.reductions.builders import halving_doubling, ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
 

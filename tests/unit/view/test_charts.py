@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.legend import curves_legend
-from megatron_adaptra.view.html.page import header, page, section, table, tiles
-from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
+from megatron_adaptra.view.html.page import curves_legend, header, page, section, table, tiles
+from megatron_adaptra.view.svg.charts import xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
@@ -95,14 +92,3 @@ def test_what_comes_from_elsewhere_is_escaped() -> None:
     root = ET.fromstring(source.removeprefix("<!DOCTYPE html>"))
     assert "<script" not in source.lower()
     assert "".join(root.itertext()).count(EVIL) > 15
-
-
-def test_a_sheet_holds_charts_side_by_side(tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image")
-    path = tmp_path / "sheet.png"
-    charts_png(path, "$x_1$", ["lead"], [CHART, CHART])
-    pixels = image.imread(path)
-    assert pixels.shape[1] > 1200
-    left, right = pixels[:, :845, :3], pixels[:, 845:, :3]
-    assert left.std() > 0.02
-    assert right.std() > 0.02

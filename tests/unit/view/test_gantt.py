@@ -12,8 +12,8 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.charts import Mark, Series
 from megatron_adaptra.view.pipeline import CATEGORY, pipeline_gantt
+from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
-from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import MESSAGE, SLOW_PHASE, lighter
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -3,8 +3,7 @@
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.shares.pipelines import share_pipelines
-from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.shares import shares_gantt
+from megatron_adaptra.view.pipeline import pipeline_gantt, shares_gantt
 
 PIPELINE = Conditions(6, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2, both_ways([4.0]), step_seconds=2.0)
 SLOW = ReplicaConditions(PIPELINE, 3, slow={4: 2.0, 5: 2.0})

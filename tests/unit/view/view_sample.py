@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import Any
+from typing import Any, cast
 
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.summary import Summary
 
 SLOW = Conditions(
     12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}), step_seconds=0.012
@@ -63,8 +64,9 @@ def sample_report(**summary: Any) -> Report:
             "predicted_slow_ms": 1e3 * slow.predicted,
             "measured_slow_ms": ms["slow"],
             "peak_in_flight": list(slow.peak_in_flight),
+            "iteration_ms": times,
         }
-        arms.append(ArmReport(name, times, measured(slow.timeline), slow.timeline))
+        arms.append(ArmReport(name, measured(slow.timeline), slow.timeline))
     rng = random.Random(7)
     delays = {}
     for source, target in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)):
@@ -78,18 +80,27 @@ def sample_report(**summary: Any) -> Report:
         "config": {
             "stages": 4,
             "microbatches": 12,
+            "data_parallel": 1,
             "num_layers": 8,
             "hidden_size": 256,
             "seq_length": 128,
             "iterations": 54,
             "slow_links": ["2-3"],
+            **{key: [] for key in ("slow_workers", "slow_paths", "late_ranks", "slow_replicas")},
+            **{key: [] for key in ("slow_hosts", "hosts", "emulate_link", "emulate_worker")},
             "delay_ms": 40.0,
+            "bandwidth": None,
             "from_iteration": 14,
             "engine": "native",
         },
         "arms": phase_times,
+        "workers": None,
         "losses_identical": True,
         "parameters_identical": True,
+        "losses_difference": 0.0,
+        "parameters_difference": 0.0,
+        "equal_to_rounding": False,
+        "interrupted": None,
         "speedup_slow": stock / adaptra,
         "slowdown_healthy": 0.5,  # what no page shows: the table's figure is the only one
         "compared": {
@@ -118,6 +129,8 @@ def sample_report(**summary: Any) -> Report:
                 "measured_ms": 195.8,
             },
         ],
+        "all_reduces": [],
+        "shares": [],
         "detected_after_iterations": 3,
         "memory": {
             "budget": [12.0, 12.0, None, None],
@@ -127,6 +140,8 @@ def sample_report(**summary: Any) -> Report:
             "bytes_per_microbatch": [185440, 196037, 218908, 2369872],
             "measured_peak_bytes": None,
         },
+        "machine": {"cores": 4, "load_average": [1.0, 1.0, 1.0], "cpu_share": {}},
         "versions": {"megatron_adaptra": "0.1.0", "megatron_core": "0.16.0", "torch": "2.9.0+cpu"},
     }
-    return Report("Megatron-Adaptra demo", {**data, **summary}, arms, PHASES, delays)
+    full = cast(Summary, {**data, **summary})
+    return Report("Megatron-Adaptra demo", full, arms, PHASES, delays)

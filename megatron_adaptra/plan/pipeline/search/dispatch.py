@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
+from megatron_adaptra.ir.schedule import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.plan.pipeline.search.job_shop import (
     BACKWARD,
     FORWARD,

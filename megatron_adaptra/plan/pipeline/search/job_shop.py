@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.schedule import INPUT_HALF, RECOMPUTED_SHARE, Line, Schedule
 
 FORWARD, BACKWARD, WEIGHT, RECOMPUTE = range(4)  # BACKWARD: its input half where it is split
 ROOM = 1e-9  # of one microbatch's activations; sums of halves and twentieths are not exact

@@ -16,10 +16,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.units import ten_digits
 from megatron_adaptra.plan.pipeline.search.dispatch import Rule, dispatch
 from megatron_adaptra.plan.pipeline.search.job_shop import JobShop, Order
 from megatron_adaptra.plan.pipeline.search.search_budget import SearchBudget, late
-from megatron_adaptra.plan.pipeline.ten_digits import ten_digits
 
 Rules = tuple[Rule, ...]
 Change = dict[str, Any]  # fields of a Rule

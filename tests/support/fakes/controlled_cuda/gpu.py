@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fakes.over_library import compiled, run_over
@@ -23,6 +23,20 @@ from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End
 
 SOURCE = Path(__file__).with_name("libcuda.cpp")
+
+
+class Copies(NamedTuple):
+    """Copies in one direction: how many, their bytes, and the GPU's seconds for them."""
+
+    count: int
+    bytes: int
+    seconds: float
+
+
+def copies_of(transport: DeviceTransport) -> tuple[Copies, Copies]:
+    """Copies that the GPU has made of messages, from its memory and to it."""
+    out, back = transport._messages.copies()
+    return Copies(*out), Copies(*back)
 
 
 def driver_file() -> Path:
