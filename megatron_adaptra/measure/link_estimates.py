@@ -209,8 +209,8 @@ class LinkEstimates:
             if (delay := delay_of(link, seen, self._hosts)) is not None:
                 if link not in carried:  # a small message shows nothing of what bytes take
                     delay += self._models[link].wire(self._message_bytes)
-                self._excess[link] = excess = self._excesses[link].believed()
                 stock = self._models[link].as_stock(delay, self._message_bytes)
+                self._excess[link] = excess = self._excesses[link].believed(stock)
                 found[link] = stock + max(0.0, excess)
         return found
 

@@ -83,10 +83,17 @@ class Excess:
         self._unseen = 0
         return self._now
 
-    def believed(self) -> float:
-        """Count an iteration over our messages; return the excess in seconds still believed."""
+    def believed(self, ours: float) -> float:
+        """Count an iteration over our messages; return the excess in seconds still believed.
+
+        `ours`: as in `measure`, now. The excess shrinks with it: where Megatron's messages wait for
+        a credit to cross the link, as over InfiniBand, they take a multiple of ours.
+        """
         self._unseen += 1
-        return self._now if self._of_kind and self._unseen <= self._patience else 0.0
+        if not self._seen or not self._of_kind or self._unseen > self._patience:
+            return 0.0
+        then = median(before for _, before in self._seen)
+        return self._now * (min(1.0, ours / then) if then > 0 else 1.0)
 
     @property
     def _now(self) -> float:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ from gpu_check.hide import compared
 from gpu_check.ranks import Deadline, Failed, run_ranks
 from gpu_check.result import Result, many, ms
 from gpu_check.shared_nccl import MPS_CONTROL, WAYS, Network, Way, host_of, served, why_not
-from gpu_check.target import CPU, GPU, Target
+from gpu_check.target import CPU, FAKE, GPU, Target
 from gpu_check.trainings import DP2, PP2, STAGES, Shape, Trained, same_bits, train
 from gpu_check.trainings import why_not as no_trainings
 
@@ -36,6 +37,8 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
     if target.kind == CPU:
         found.why_not = "torch has no CUDA build here, and so no NCCL"
         return
+    if target.kind == FAKE:  # as on the machine that it is for
+        target = replace(target, gpus=1)
     _probe(found, target)
     way = next(filter(None, (_smoke(found, target, way, work, deadline) for way in WAYS)), None)
     found.check(way is not None, "no way connects ranks that share a GPU")
@@ -79,7 +82,7 @@ def _smoke(found: Result, target: Target, way: Way, work: Path, deadline: Deadli
         return None
     spins = target.kind == GPU
     network = Network.of(way, work / f"smoke-{WAYS.index(way)}", 2)
-    one_gpu = Target(target.kind, 1, target.versions)
+    one_gpu = replace(target, gpus=1)
     try:
         with served(way) as mps, _variables({**network.variables, **mps}):
             ranks = run_ranks(
@@ -148,14 +151,16 @@ def _delays(
 ) -> None:  # fmt: skip
     """Compare the delay that ours inferred from NCCL's messages with the network's own log."""
     slow = [{host_of(a), host_of(b)} for a, b in links]
+    passed = SlowNetwork(network.folder).passed()
     late = [
-        (one.delivered - one.asked) / 1e9
-        for one in SlowNetwork(network.folder).passed()
+        (one.arrived - one.sent) / 1e9
+        for one in passed
         if {one.source, one.target} in slow and one.arrived - one.sent > 1e9 * delay / 2
     ]
     inferred = [
         link["delay_ms"] / 1e3
         for decision in ours.decisions
+        if ours.plan.begin <= decision.get("iteration", -1) < ours.plan.end
         for link in decision.get("links", [])
         if link["delay_ms"] > link["delay_before_ms"]
     ]

@@ -13,7 +13,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.probe import Probe
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.stock_messages import FIRST_PATIENCE, Excess, stock_links
+from megatron_adaptra.measure.stock_messages import FIRST_PATIENCE, RECENT, Excess, stock_links
 
 MS = 1e-3
 
@@ -115,7 +115,7 @@ def test_a_link_may_be_slow_for_ours_and_not_for_theirs(hosts):
 def believed(excess: Excess) -> int:
     """For how many iterations."""
     count = 0
-    while excess.believed():
+    while excess.believed(0.001):
         count += 1
     return count
 
@@ -131,6 +131,19 @@ def test_what_was_measured_once_is_believed_for_a_while_and_longer_if_it_stays_s
     for _ in range(2):
         assert abs(excess.measure(0.001, 0.001, matters=0.01)) in (0.0, 0.3)
     assert not believed(excess)
+
+
+def test_an_excess_shrinks_as_the_link_heals() -> None:
+    """Messages that wait for a credit take three delays of a slow link, and of a healed one."""
+    excess, slow, well = Excess(), 0.040, 0.0004
+    for _ in range(RECENT):
+        excess.measure(3 * slow, slow, matters=0.002)
+    assert excess.believed(slow) == pytest.approx(2 * slow)
+    assert excess.believed(2 * slow) == pytest.approx(2 * slow)
+    assert excess.believed(well) == pytest.approx(2 * well)
+    for _ in range(RECENT):  # of one kind alone, while ours are well
+        excess.measure(slow, well, matters=0.002)
+    assert excess.believed(well) == pytest.approx(slow - well)
 
 
 def test_a_difference_of_degree_is_not_believed_once_it_cannot_be_seen():
