@@ -129,10 +129,19 @@ def _trainings(
     variables: Mapping[str, str], shape: Shape, mode: str,
 ) -> None:  # fmt: skip
     """Train stock and ours over a network whose link is slow for a while, and compare."""
-    what = f"{shape.name} over NCCL, {mode}"
+    what, plant = f"{shape.name} over NCCL, {mode}", "fixed" if options.plant else ""
     with _variables({**network.variables, **variables}):
         stock, ours = (
-            train(target, work, deadline, options, plugin=plugin, shape=shape, network=network)
+            train(
+                target,
+                work,
+                deadline,
+                options,
+                plugin,
+                plant if plugin else "",
+                shape=shape,
+                network=network,
+            )
             for plugin in (False, True)
         )
     if target.kind == GPU:

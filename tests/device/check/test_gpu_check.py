@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from gpu_check import page, result
 from gpu_check.__main__ import PARTS
-from launching import ROOT, refused, run
-from patience import decided
+from launching import ROOT, clean_env, refused, run
+from patience import PATIENCE, decided
 from processes import outliving
 from staged_calls import compared
 from transport.ranks import run as run_ranks
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
-NEEDS_TORCH_FOR_GPUS = {"pieces", "clock", "sync", "hide", "graphs", "memory"}
+NEEDS_TORCH_FOR_GPUS = {"pieces", "clock", "sync", "hide", "graphs", "memory", "nccl"}
 
 
 def over_the_fake() -> bool:
@@ -187,6 +189,28 @@ def test_rehearsal_of_equality() -> None:
 
 
 @pytest.mark.cold
+@pytest.mark.trains
+def test_a_part_that_is_killed_leaves_what_it_found(tmp_path: Path) -> None:
+    """Where torch has no CUDA the part does not run, which is what it leaves then."""
+    out = tmp_path / "out" / "gpu_check.json"
+    words = [SCRIPT, "--rehearse", "--part", "nccl", "--out", out, "--keep", tmp_path / "kept"]
+    with subprocess.Popen([str(word) for word in words], cwd=ROOT, env=clean_env()) as process:
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            if out.exists() and "two ranks on one GPU" in out.read_text():
+                break
+            time.sleep(0.05)  # another process writes it
+        process.kill()
+    (found,) = json.loads(out.read_text())["parts"]
+    assert found["word"] == expected("nccl", "CUT OFF")
+    assert outliving(str(tmp_path)) == {}
+    if over_the_fake():
+        assert found["figures"][0].startswith("NCCL 2.")
+        assert "over our network plugin (AdaptraSlow" in found["figures"][1]
+        assert "nccl: CUT OFF, NCCL 2." in out.with_suffix(".md").read_text()
+
+
+@pytest.mark.cold
 def test_planted_faults_are_found() -> None:
     found = rehearsed("--plant", "paths", "clock", status=1)
     assert_all(found, "FAIL", "paths", "clock")
@@ -211,6 +235,17 @@ def test_rehearsal_of_trainings(gpus: str) -> None:
 @pytest.mark.cold
 @pytest.mark.trains
 @pytest.mark.large
+@pytest.mark.timing
+def test_rehearsal_of_nccl() -> None:
+    found = rehearsed("--part", "nccl", "--timeout", "900", status=0)
+    assert_all(found, "OK", "nccl")
+    for words in ("PP 2 over NCCL, eager", "PP 2 over NCCL, credit first", "PP 2 x DP 2 over NCCL"):
+        assert words in found["nccl"] or not over_the_fake()
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+@pytest.mark.large
 def test_planted_faults_of_all_parts_are_found() -> None:
     found = rehearsed("--plant", status=1)
     assert_all(found, "FAIL", *PARTS)
@@ -218,7 +253,7 @@ def test_planted_faults_of_all_parts_are_found() -> None:
         for part, words in (
             ("sync", "as long as the peer was late"), ("hide", "never left the GPU's queue"),
             ("graphs", "from where the next replay writes"), ("pieces", "other bytes in 42 of 42"),
-            ("memory", "has reset the allocator's peak"),
+            ("memory", "has reset the allocator's peak"), ("nccl", "never left the GPU's queue"),
         ):  # fmt: skip
             assert words in found[part]
     assert "other losses" in found["equality"]
