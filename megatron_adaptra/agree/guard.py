@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.bundle import Bundle, ValueKind
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import GOES_ON, log_line
@@ -77,15 +77,17 @@ class Guard:
 
         return guarded
 
-    def agreed(self, begin: Callable[[int], Bundle], iteration: int, before: Bundle) -> Bundle:
+    def agreed(
+        self, begin: Callable[[int], Bundle], iteration: int, before: Bundle, kind: ValueKind[Any]
+    ) -> Bundle:
         """Return the bundle to run from `iteration` on, which `begin` returns: see Controller.
 
-        It is the one `before` where that fails, and training goes on. Also when `off`, as ranks
-        vote on. Raises Disagreement, PeerLost.
+        It is the one `before` where that fails, or has no such value of a `kind`, and training goes
+        on. Also when `off`, as ranks vote on. Raises Disagreement, PeerLost.
         """
         try:
             bundle: Any = begin(iteration)
-            if isinstance(bundle, Bundle):
+            if isinstance(bundle, Bundle) and isinstance(bundle[kind], type(before[kind])):
                 return bundle
             self.fail(begin, f"it returns {bundle!r}")
         except (Disagreement, PeerLost):

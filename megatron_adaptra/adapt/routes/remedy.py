@@ -52,7 +52,7 @@ class RouteProcess(PlanningProcess):
     MODULE = "megatron_adaptra.plan.server"
 
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """Search as `plan.routes.server.search` does. Raises PlanningFailed."""
+        """Search as `plan.server.search` does. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(
             request, lambda answer: [Schedule.parse(text) for text in answer["schedules"]]

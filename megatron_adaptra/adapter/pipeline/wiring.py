@@ -358,7 +358,7 @@ def _connect(
         str(group.serial), group.clock_ids[dist.get_rank()], config.timeout, reason_anywhere, opens,
         asked=config.transport, encrypt=config.encrypt, over_gloo=over_gloo,
         # NCCL's network for this GPU, and nothing else, shows how its messages are doing.
-        gpu=context.device.pci if isinstance(context.device, CudaDevice) else "",
+        gpu=lambda: context.device.pci if isinstance(context.device, CudaDevice) else "",
         log=decisions and decisions.with_suffix(f".connections{decisions.suffix}"), copies=copies,
     )  # fmt: skip
     return wire, tuple(pipelines), control, probed

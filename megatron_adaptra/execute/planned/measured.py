@@ -173,7 +173,7 @@ class MeasuredReductions:
         self._guard.call(self._release)
         self._now = done.next()
         self._in_force = self._guard.agreed(
-            self._controller.begin, self._now.iteration, self._in_force
+            self._controller.begin, self._now.iteration, self._in_force, ALL_REDUCE
         )
         self.value = self._in_force[ALL_REDUCE]
         if not self._device.behind:
@@ -254,8 +254,8 @@ class MeasuredReductions:
     def check(self) -> None:
         """Raise Disagreement if a rank was found to run something else in this iteration."""
         arrivals, iteration = self._arrivals, self._now.iteration
-        if arrivals is None or self._guard.off:
-            return
+        if arrivals is None or self._guard.off or self._device.behind:
+            return  # where a device is behind, nothing can have switched
         if self._now.sent:  # else there are no messages of it
             self._guard.call(arrivals.seen, iteration)
         if arrivals.differs is not None:
