@@ -13,13 +13,11 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.measure.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 
 # The iteration, the mark of what runs, the iteration until which all are measured, and the seconds
@@ -139,12 +137,3 @@ class ArrivalMessages:
     def _post(self, rank: int, number: int) -> None:
         frame = torch.zeros(_FORM.size, dtype=torch.uint8)
         self._posted[rank].append((frame, self._transport.irecv(frame, rank, number % _TAGS)))
-
-
-def seen_by_rank(seen: Mapping[int, float], me: int, ranks: Sequence[int]) -> dict[int, float]:
-    """Return, by global rank, seconds after the first ranks, of this one and those in `seen`.
-
-    `seen`: from ArrivalMessages, at rank `me` of the group. `ranks`: the group's, in its order.
-    """
-    late = after_the_first({me: 0.0, **seen}) if seen else {}
-    return {ranks[rank]: seconds for rank, seconds in late.items()}

@@ -21,7 +21,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.base.exits import before_exit, wait_at_exit
 from megatron_adaptra.execute.planned.layout import Layout, Step
-from megatron_adaptra.execute.small.reports import Reports
+from megatron_adaptra.execute.planned.reports import Reports
 from megatron_adaptra.ir.collective import Action, CollectivePlan, Goal
 from megatron_adaptra.transport.base import Transport, Work
 
@@ -185,7 +185,7 @@ class Exchange:
                 late = f"no word of its plan in {self.timeout:g} s"
                 reason = "its connection closed" if closed else late
                 raise self.give_up(-1, (closed or missing)[0], reason)
-            reports.await_plan(number, missing[0], self.looks_every)
+            reports.await_one(missing[0], self.looks_every, number)
         having: dict[str, list[str]] = {}
         for rank in ranks:
             having.setdefault(reports.plans.pop((number, rank)), []).append(self.names[rank])

@@ -111,17 +111,11 @@ class Reports:
                 while rank not in self.closed and self._posted[rank][1].done():
                     self._take(rank)
 
-    def await_one(self, rank: int, seconds: float) -> None:
-        """Read, after waiting some `seconds` for a report of `rank`, or until it can send none."""
-        if rank not in self.closed:
-            with contextlib.suppress(PeerLost):
-                self._posted[rank][1].wait(seconds)
-        self.read()
+    def await_one(self, rank: int, seconds: float, number: int = -1) -> None:
+        """Read, after waiting some `seconds` for a report of `rank`, or until it can send none.
 
-    def await_plan(self, number: int, rank: int, seconds: float) -> None:
-        """Read, after waiting some `seconds` for what `rank` runs as plan `number`.
-
-        It returns at once where that is known, or another thread reads it meanwhile.
+        Return at once where it is known what `rank` runs as plan `number`, if another thread has
+        read that meanwhile.
         """
         with self._lock:
             if (number, rank) in self.plans or rank in self.closed:
