@@ -64,7 +64,7 @@ class Leader(Controller, Vote):
             if not closed.committed:
                 self._pass_on(closed)
             self.loop.closed(closed)
-        self.loop.begins(iteration, self.ballot.in_force)
+        self.loop.remedy.begins(iteration, self.ballot.in_force)
         return self.ballot.in_force
 
     def close(self) -> None:
@@ -137,9 +137,6 @@ class Leader(Controller, Vote):
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
     failed = Controller._say
-
-    def note(self, text: str) -> None:
-        self._once.line(text)
 
     # On the control threads.
 

@@ -280,15 +280,15 @@ class Member(Controller):
         self._start_threads()
 
     def begin(self, iteration: int) -> Bundle:
-        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
+        def look_up(proposal: Proposal) -> None:
+            self._jobs.put(lambda: self._look_up(proposal))
+
+        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=look_up)
         return self.ballot.in_force
 
     def _report(self, report: Report) -> None:
         if self._reports and self._jobs.qsize() < MOST_JOBS:
-            self._jobs.put(lambda: self._send_report(report))
-
-    def _send_report(self, report: Report) -> None:
-        self._send(self._channels[0], message_of(report))
+            self._jobs.put(lambda: self._send(self._channels[0], message_of(report)))
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":
@@ -318,9 +318,6 @@ class Member(Controller):
             return ""
         accepted = self._store.reaches(proposal) and self.ballot.offer(proposal)
         return proposal.bundle.digest if accepted else ""
-
-    def _look_up_later(self, proposal: Proposal) -> None:
-        self._jobs.put(lambda: self._look_up(proposal))
 
     def _look_up(self, proposal: Proposal) -> None:
         """Look for a decision in the store, too, until it is there, as training waits for it."""

@@ -99,8 +99,7 @@ class Exchange:
         number, self._started = self._started, self._started + 1
         divisor = plan.ranks if op == ReduceOp.AVG else 1
         flat = tensor.detach().view(-1)
-        copies = tensor.nbytes <= COPIED
-        work = ExchangeWork(self, number, flat, layout, first_tag, divisor, copies)
+        work = ExchangeWork(self, number, flat, layout, first_tag, divisor)
         self._leaving = [*(one for one in self._leaving if not one.left.is_set()), work]
         return work
 
@@ -198,8 +197,7 @@ class ExchangeWork:
     """A collective under way; Exchange starts it.
 
     `number`: of the exchange. `flat`: the buffer. `first_tag`: added to the plan's tags.
-    `divisor`: of the sum. `copies`: send copies, so that it ends before they have left; `left` is
-    set once they have.
+    `divisor`: of the sum. `left` is set once its messages have left, or copies of them.
     """
 
     def __init__(
@@ -210,10 +208,9 @@ class ExchangeWork:
         layout: Layout,
         first_tag: int,
         divisor: int,
-        copies: bool,
     ) -> None:
         self.left = threading.Event()
-        self._copies = copies
+        self._copies = flat.nbytes <= COPIED
         self._exchange, self._number, self._flat = exchange, number, flat
         self._layout, self._first_tag, self._divisor = layout, first_tag, divisor
         self._staging = torch.empty(layout.staged, dtype=flat.dtype)

@@ -79,10 +79,10 @@ class Reports:
                 self.waits[number, self._me] = rank
                 self._send(Kind.WAITS, number, rank)
 
-    def lost(self, number: int, rank: int, reason: str) -> Loss:
-        """Report that `rank` is lost in exchange `number`, for a `reason`.
+    def lost(self, number: int, rank: int, reason: str) -> None:
+        """Report that `rank` is lost in exchange `number`, for a `reason`, as the first loss known.
 
-        Where a loss is known already, report nothing. Returns the first loss that is known.
+        Where a loss is known already, report nothing.
         """
         with self._lock:
             if self.loss is None:
@@ -90,7 +90,6 @@ class Reports:
                 for send in self._send(Kind.LOST, number, rank, reason):
                     with contextlib.suppress(PeerLost):
                         send.wait(_LEAVES)
-            return self.loss
 
     def culprit(self, number: int, rank: int) -> int:
         """Find the rank to name where this one waits for `rank` in exchange `number`.

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.device.base import Device, Mark
-from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.reduction import Native, Orders, orders_of
 from megatron_adaptra.measure.step_sync import KEEP
@@ -35,10 +34,8 @@ class SmallCollective:
 
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
     `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: all get
-    what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
-    whichever path is faster, backend or AllGather, as measured; else the AllGather. `fixed`: sums
-    whose order in the backend is not known are summed in the order of the members. `say`: logs a
-    sentence. `clock`: the device that the backend runs on.
+    what the member of index `source` has. `connect`: opens an AllGather, collectively. `mode`,
+    `say`, `clock`: see SmallCollectives.
     """
 
     def __init__(
@@ -50,11 +47,9 @@ class SmallCollective:
         op: dist.ReduceOp | None,
         source: int,
         connect: Callable[[], AllGather],
-        auto: bool,
+        mode: str,
         say: Callable[[str], None],
-        *,
-        fixed: bool = False,
-        clock: Device = HOST,
+        clock: Device,
     ) -> None:
         self.name, self.title = name, f"{name} {number}"
         self.members, self.stages = members, stages
@@ -62,8 +57,8 @@ class SmallCollective:
         self.hidden = False  # takes no time of its own: another one's wait covers it
         # Values that were sent ahead with another operation, and their results.
         self.prefetched: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        self._op, self._source, self._connect, self._auto = op, source, connect, auto
-        self._say, self._fixed, self._clock = say, fixed, clock
+        self._op, self._source, self._connect, self._mode = op, source, connect, mode
+        self._say, self._clock = say, clock
         self._untimed: deque[Taken] = deque(maxlen=2 * MEASURED)  # of the backend
         self._calls = 0
         self._tried = self._watched = False  # the self-test has run; the backend was timed before
@@ -148,7 +143,7 @@ class SmallCollective:
         self._calls += 1
         if self._calls >= FIRST and not self._tried:
             self._self_test(tensor, native)
-        retry = self._auto and (self._measure_now or self._calls >= self._next_retry)
+        retry = self._mode == "auto" and (self._measure_now or self._calls >= self._next_retry)
         if retry and not self._measure_now:
             self._pause = min(2 * self._pause, LAST_RETRY)
             self._next_retry = self._calls + self._pause
@@ -201,7 +196,7 @@ class SmallCollective:
 
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
         """Choose the path from now on: all members see the same costs, and choose the same."""
-        if not self._auto:
+        if self._mode != "auto":
             return
         native, direct = (max(column) for column in zip(*costs, strict=True))
         before, self.direct = self.direct, not (native and direct) or direct < KEEP * native
@@ -215,7 +210,7 @@ class SmallCollective:
         found, size = b"fine", len(self.members)
         if (op := self._op) is not None:
             orders = orders_of(native, op, tensor, all_gather.me, size)
-            if orders is None and self._fixed:
+            if orders is None and self._mode == "fixed":
                 orders = Orders(size, torch.zeros(tensor.numel(), dtype=torch.int16))
             found = b"none"
             if orders is not None:
@@ -228,7 +223,7 @@ class SmallCollective:
             if not self._watched:
                 self._native_costs.clear()  # the first calls have made connections
                 self._untimed.clear()
-                for _ in range(MEASURED if self._auto else 0):
+                for _ in range(MEASURED if self._mode == "auto" else 0):
                     self._through_backend(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(
