@@ -321,9 +321,14 @@ class ExchangeWork:
             try:
                 work.wait(min(exchange.looks_every, max(0.0, exchange.timeout - waited)))
                 break
-            except PeerLost as error:
-                if work.done() and (reason := _failure(work)):
-                    raise self._closed(source, reason) from error
+            except PeerLost:
+                over = work.done()
+            if over:
+                try:
+                    work.wait(0.0)
+                    break  # it came at the last moment
+                except PeerLost as error:
+                    raise self._closed(source, str(error)) from error
             if known := exchange.error_of_loss():
                 raise known
             exchange.check()
@@ -367,12 +372,3 @@ class ExchangeWork:
         for work in self._receives:
             if not work.done():
                 work.abort()
-
-
-def _failure(work: Work) -> str:
-    """Return why a message that is over has failed; empty if it has come."""
-    try:
-        work.wait(0.0)
-    except PeerLost as error:
-        return str(error)
-    return ""

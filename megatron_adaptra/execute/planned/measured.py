@@ -191,10 +191,7 @@ class MeasuredReductions:
             measured.wake(now.iteration)
         measured.until = max(measured.until, arrivals.until)
         now.sent, now.ready = now.iteration in measured, self._device.mark()
-        if now.sent:
-            arrivals.ready(now.iteration, mark, now.ready.at(), measured.until)
-        else:
-            arrivals.left_out(now.iteration, mark)
+        arrivals.ready(now.iteration, mark, now.ready.at(), measured.until, now.sent)
 
     def started(self, nbytes: int) -> None:
         """Record that a buffer of this iteration, of `nbytes`, is being reduced."""

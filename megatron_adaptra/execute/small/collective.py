@@ -65,11 +65,12 @@ class SmallCollective:
         self._measure_now = False  # at the next call, not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
         self._start_seconds = 0.0
-        self._all_gather: AllGather | None = None  # None until the self-test has passed
+        self.all_gather: AllGather | None = None  # once it is known to give the backend's results
         self._reduce: _Reduce = lambda values: values[source]
-        # The tensor that gets the result of the one that was started, and what was sent for it.
-        self._in_flight: tuple[torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]] | None
-        self._in_flight = None
+        # The tensor that gets the result of the one that was started, and what was sent for it;
+        # None where no `wait` is still to come.
+        self.in_flight: tuple[torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]] | None
+        self.in_flight = None
         self._native_costs: deque[float] = deque(maxlen=MEASURED)
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
@@ -87,19 +88,9 @@ class SmallCollective:
         return native, direct
 
     @property
-    def in_flight(self) -> bool:
-        """True where the operation was started, and `wait` is still to come."""
-        return self._in_flight is not None
-
-    @property
-    def tested(self) -> bool:
-        """True where the AllGather is known to give the backend's results."""
-        return self._all_gather is not None
-
-    @property
     def kept(self) -> bool:
         """True where it stays with the backend, as no order of ours gives its results."""
-        return self._tried and not self.tested
+        return self._tried and self.all_gather is None
 
     def measure_again(self, watched: bool = False) -> None:
         """Forget the costs, for links have changed, and measure both paths at the next calls.
@@ -149,14 +140,14 @@ class SmallCollective:
             self._next_retry = self._calls + self._pause
         self._measure_now = False
         self._read_times()
-        if self._all_gather is None or self.direct == retry:
+        if self.all_gather is None or self.direct == retry:
             self._through_backend(native, tensor)
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
         began = time.perf_counter()  # a device has made the values by now
         costs = torch.frombuffer(bytearray(COSTS.pack(*self.costs)), dtype=torch.uint8)
-        self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
-        self._in_flight = tensor, sent
+        self.all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
+        self.in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
         return True
 
@@ -165,11 +156,11 @@ class SmallCollective:
 
         Raises PeerLost as AllGather does.
         """
-        assert self._all_gather is not None
-        assert self._in_flight is not None
-        (tensor, sent), self._in_flight = self._in_flight, None
+        assert self.all_gather is not None
+        assert self.in_flight is not None
+        (tensor, sent), self.in_flight = self.in_flight, None
         began = time.perf_counter()
-        payloads = self._all_gather.wait()
+        payloads = self.all_gather.wait()
         self._choose([COSTS.unpack(bytes(p[-COSTS.size :].tolist())) for p in payloads])
         at = 0
         for other, value in sent:
@@ -219,7 +210,7 @@ class SmallCollective:
         everywhere = all_gather.run(torch.frombuffer(bytearray(found), dtype=torch.uint8))
         self.direct = found != b"none" and all(bytes(f.tolist()) == found for f in everywhere)
         if self.direct:
-            self._all_gather = all_gather
+            self.all_gather = all_gather
             if not self._watched:
                 self._native_costs.clear()  # the first calls have made connections
                 self._untimed.clear()

@@ -100,7 +100,8 @@ class SmallCollectives:
         self._members: dict[Any, tuple[int, ...]] = {}  # by group
         self._collectives: dict[Any, SmallCollective] = {}
         self._to_prefetch: dict[tuple[int, ...], Prefetch] = {}
-        self._pending: list[tuple[SmallCollective, Callable[[], None]]] = []  # started, deferred
+        # Started and deferred: their results are still to come.
+        self.pending: list[tuple[SmallCollective, Callable[[], None]]] = []
         self._spans: list[CollectiveSpan] = []
 
     def take_spans(self) -> list[CollectiveSpan]:
@@ -145,7 +146,7 @@ class SmallCollectives:
         """End all connections, once the stand-ins are no longer in place."""
         for links in self._links.values():
             links.close()
-        self._collectives, self._links, self._pending = {}, {}, []
+        self._collectives, self._links, self.pending = {}, {}, []
 
     def measure_again(self, ranks: Collection[int]) -> None:
         """Measure both paths anew, for links have changed.
@@ -167,23 +168,18 @@ class SmallCollectives:
         found = [(self._find("all_reduce", value, op, group), value) for value, op in values]
         for one in self._all():
             one.prefetched.clear()
-        tested = [(one, value) for one, value in found if one is not None and one.tested]
+        tested = [(one, value) for one, value in found if one is not None and one.all_gather]
         self._to_prefetch[self.members(group)] = tested
 
     def wait_pending(self) -> None:
         """Wait for what was deferred. Raises PeerLost, and what the deferred callables raise."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         for one, _ in pending:
             start = time.monotonic()
             one.wait()
             self._record(one, start, 0.0)
         for _, finish in pending:
             finish()
-
-    @property
-    def has_pending(self) -> bool:
-        """True where a deferred result is still to come."""
-        return bool(self._pending)
 
     def members(self, group: Any) -> tuple[int, ...]:
         """Return the global ranks of a torch process `group` served here; () for any other."""
@@ -265,7 +261,7 @@ class SmallCollectives:
         answers = (hook(one, tensor) for hook in self.defer_hooks) if started else ()
         if (finish := next((f for f in answers if f is not None), None)) is not None:
             one.hidden = True
-            self._pending.append((one, finish))
+            self.pending.append((one, finish))
             return
         if started:
             one.wait()
