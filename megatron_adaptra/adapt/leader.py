@@ -10,6 +10,7 @@ from typing import Any
 from megatron_adaptra.adapt.loop import Loop, Vote
 from megatron_adaptra.agree.agreement import (
     LONGEST_SWAP_LEAD,
+    SLOTS,
     Ballot,
     DecisionStore,
     Proposal,
@@ -103,7 +104,8 @@ class Leader(Controller, Vote):
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
         number = self._proposed
         self._proposed += 1
-        proposal = Proposal(number, 0, bundle, DecisionStore.key(self._token, number))
+        key = f"{self._token}/{number % SLOTS}"  # keys are reused
+        proposal = Proposal(number, 0, bundle, key)
         if not self._store.write(proposal):
             self._say("a new plan cannot be agreed on: torch's key-value store does not answer")
             self._not_before = iteration + LONGEST_SWAP_LEAD

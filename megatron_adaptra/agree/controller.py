@@ -280,10 +280,7 @@ class Member(Controller):
         self._start_threads()
 
     def begin(self, iteration: int) -> Bundle:
-        def look_up(proposal: Proposal) -> None:
-            self._jobs.put(lambda: self._look_up(proposal))
-
-        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=look_up)
+        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
         return self.ballot.in_force
 
     def _report(self, report: Report) -> None:
@@ -318,6 +315,9 @@ class Member(Controller):
             return ""
         accepted = self._store.reaches(proposal) and self.ballot.offer(proposal)
         return proposal.bundle.digest if accepted else ""
+
+    def _look_up_later(self, proposal: Proposal) -> None:
+        self._jobs.put(lambda: self._look_up(proposal))
 
     def _look_up(self, proposal: Proposal) -> None:
         """Look for a decision in the store, too, until it is there, as training waits for it."""

@@ -132,7 +132,8 @@ class RankContext:
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
         emulation = Emulation.of_rank(config, stage, len(ranks), together)
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
-        failure_log = guard.call(FailureLog.shared) or FailureLog()
+        shared = guard.call(FailureLog.shared)
+        failure_log = shared if isinstance(shared, FailureLog) else FailureLog()
         context = cls(
             config,
             profile,
