@@ -145,9 +145,11 @@ class Trial:
         compared = compare_iterations(before, after)
         if compared is None:
             self.over = iteration > self.since + LONGEST
-        elif not self._slower(typical := compared[0]):
+            return
+        typical, nearest = compared
+        if not self._slower(typical):
             self.over = True
-        elif self._slower(compared[1]):
+        elif self._slower(nearest):
             self.over, self.failed = True, typical
             self.backoff.failed(iteration)
         else:  # single iterations differ as much as the medians: later ones may decide
