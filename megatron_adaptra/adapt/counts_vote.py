@@ -91,6 +91,3 @@ class CountsVote(Vote):
     def failed(self, what: str, error: Exception) -> None:
         how = f"{type(error).__name__}: {str(error)[:200]}"
         self._once.line(what, f" ({how}); {GOES_ON} with the counts in force")
-
-    def note(self, text: str) -> None:
-        self._once.line(text)

@@ -10,6 +10,7 @@ from typing import Any
 from megatron_adaptra.adapt.loop import Loop, Vote
 from megatron_adaptra.agree.agreement import (
     LONGEST_SWAP_LEAD,
+    SLOTS,
     Ballot,
     DecisionStore,
     Proposal,
@@ -64,7 +65,7 @@ class Leader(Controller, Vote):
             if not closed.committed:
                 self._pass_on(closed)
             self.loop.closed(closed)
-        self.loop.begins(iteration, self.ballot.in_force)
+        self.loop.remedy.begins(iteration, self.ballot.in_force)
         return self.ballot.in_force
 
     def close(self) -> None:
@@ -103,7 +104,8 @@ class Leader(Controller, Vote):
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
         number = self._proposed
         self._proposed += 1
-        proposal = Proposal(number, 0, bundle, DecisionStore.key(self._token, number))
+        key = f"{self._token}/{number % SLOTS}"  # keys are reused
+        proposal = Proposal(number, 0, bundle, key)
         if not self._store.write(proposal):
             self._say("a new plan cannot be agreed on: torch's key-value store does not answer")
             self._not_before = iteration + LONGEST_SWAP_LEAD
@@ -137,9 +139,6 @@ class Leader(Controller, Vote):
             self._send(self._channels[self._watcher], {"kind": "status", "status": status})
 
     failed = Controller._say
-
-    def note(self, text: str) -> None:
-        self._once.line(text)
 
     # On the control threads.
 

@@ -13,7 +13,7 @@ from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import MOST_JOBS
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.log import LogOnce, log_line
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.measure.replica_speed import ReplicaRow
 from megatron_adaptra.measure.report import StageReport
@@ -29,6 +29,7 @@ class Vote(Protocol):
     """
 
     first: int  # the first iteration of this run
+    _once: LogOnce
 
     @property
     def in_force(self) -> Bundle:
@@ -71,7 +72,7 @@ class Vote(Protocol):
 
     def note(self, text: str) -> None:
         """Log `text`, once."""
-        ...
+        self._once.line(text)
 
 
 Report = StageReport | ReductionReport | ReplicaRow
@@ -169,7 +170,7 @@ class Loop(Generic[M]):
     a change, and is logged once.
 
     Args:
-        remedy: called by the thread alone once `start` is called; an attribute, too.
+        remedy: see Remedy; called by the thread once `start` is called; an attribute, too.
         announce: decisions go to the log of the training, too; an attribute, too.
 
     `seen`: the last iteration that all ranks have reported, and that is dealt with.
@@ -201,10 +202,6 @@ class Loop(Generic[M]):
         """Take the `report` of one rank; it is dropped where too many wait."""
         if self._queue.qsize() < MOST_JOBS:
             self._queue.put(report)
-
-    def begins(self, iteration: int, bundle: Bundle) -> None:
-        """Take note that all ranks run `bundle` in `iteration`."""
-        self.remedy.begins(iteration, bundle)
 
     def closed(self, proposal: Proposal) -> None:
         """Take a `proposal` whose swap training has reached: in force, or never to be."""

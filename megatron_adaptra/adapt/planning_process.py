@@ -14,12 +14,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PlanningFailed
 from megatron_adaptra.base.package import command
 
+_MODULE = "megatron_adaptra.plan.server"
 _CHUNK = 1 << 16
 _LONGEST = 1 << 28  # bytes of an answer; a longer one is an error
 
@@ -31,11 +32,7 @@ class PlanningProcess:
 
     One thread asks; any may call `close`. The kernel ends the process with the thread that has
     started it.
-
-    `MODULE`: a module of this package, which answers by plan/server.py.
     """
-
-    MODULE: ClassVar[str]
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,7 +112,7 @@ class PlanningProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None and not self._closed:
             self._process = subprocess.Popen(
-                command(self.MODULE),
+                command(_MODULE),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0,
             )  # fmt: skip

@@ -40,17 +40,6 @@ class Outcome(NamedTuple):
     after: float
 
 
-class Compared(NamedTuple):
-    """A comparison sets iterations before a change against those after it.
-
-    `typical`: their medians. `nearest`: the longest iteration before it, and the shortest after it,
-    divided by how many times as long the control takes.
-    """
-
-    typical: Outcome
-    nearest: Outcome
-
-
 class History(Generic[T]):
     """A history keeps measurements of the last iterations, by number."""
 
@@ -67,11 +56,14 @@ class History(Generic[T]):
         return before[-BEFORE:], [known for i, known in self._known if since < i][-AFTER:]
 
 
-def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) -> Compared | None:
+def compare_iterations(
+    before: Sequence[Measured], after: Sequence[Measured]
+) -> tuple[Outcome, Outcome] | None:
     """Compare iterations `before` a change with those `after` it.
 
-    Returns None where there are too few of them, or the control itself has got longer by more than
-    STEADY.
+    Returns their medians, and the nearest: the longest iteration before it, and the shortest after
+    it, divided by how many times as long the control takes. None where there are too few of them,
+    or the control itself has got longer by more than STEADY.
     """
     if len(before) < BEFORE or len(after) < AFTER:
         return None
@@ -79,11 +71,9 @@ def compare_iterations(before: Sequence[Measured], after: Sequence[Measured]) ->
     if longer > 1 + STEADY:
         return None
     old, new = ([m.seconds for m in row] for row in (before, after))
-    return Compared(
-        # The second of four: one or two that something else has held up do not decide.
-        Outcome(median(old), median_low(new)),
-        Outcome(max(old), min(new) / max(1.0, longer)),
-    )
+    # The second of four: one or two that something else has held up do not decide.
+    typical = Outcome(median(old), median_low(new))
+    return typical, Outcome(max(old), min(new) / max(1.0, longer))
 
 
 def _longer(before: Sequence[float | None], after: Sequence[float | None]) -> float:
@@ -155,10 +145,12 @@ class Trial:
         compared = compare_iterations(before, after)
         if compared is None:
             self.over = iteration > self.since + LONGEST
-        elif not self._slower(compared.typical):
+            return
+        typical, nearest = compared
+        if not self._slower(typical):
             self.over = True
-        elif self._slower(compared.nearest):
-            self.over, self.failed = True, compared.typical
+        elif self._slower(nearest):
+            self.over, self.failed = True, typical
             self.backoff.failed(iteration)
         else:  # single iterations differ as much as the medians: later ones may decide
             self.over, self._left = not self._left, self._left - 1

@@ -45,6 +45,7 @@ from megatron_adaptra.plan.reductions.sized import FEWEST_RANKS
 PIPELINE, EXECUTOR, ORDER, SHARES, REDUCTIONS = (
     "pipeline", "executor", "order", "shares", "reductions"
 )  # fmt: skip
+COUNTS = "counts"  # shares of so many microbatches; another number may come with a larger batch
 TOGETHER = "together"  # replicas are planned together, so that work may move between them
 SPLIT, RECOMPUTE = "a backward in halves", "recompute"
 ROUTES, MOVED = "work for other replicas", "a microbatch that leaves the order of its replica"
@@ -328,7 +329,7 @@ ROWS = (
         "--adaptra-policy {} never changes"),
     Row({TOGETHER}, lambda case: case.on_device, "messages are on GPUs"),
     Row({SHARES}, lambda case: case.patches.why_not("shares", "watched-ops"), "{}"),
-    Row({SHARES}, _too_many, f"an iteration has {{}}, at most {MOST_PAIRS} are shared out"),
+    Row({SHARES, COUNTS}, _too_many, f"an iteration has {{}}, at most {MOST_PAIRS} are shared out"),
     Row({SHARES}, lambda case: case.ours.sync != "auto" and case.ours.reroute != "off"
         and case.ours.reroute,
         "--adaptra-reroute {} moves microbatches itself; --adaptra-sync auto takes one or the "

@@ -58,7 +58,7 @@ from megatron_adaptra.ir.schedule import Schedule
 
 TRIAL = 5  # iterations of a trial
 LONGEST_SWAP_LEAD = 64  # iterations between a proposal and its swap
-_SLOTS = 8  # decisions that the store keeps: no member is that many proposals behind the leader
+SLOTS = 8  # decisions that the store keeps: no member is that many proposals behind the leader
 
 
 @dataclass
@@ -82,11 +82,6 @@ class DecisionStore:
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
-
-    @staticmethod
-    def key(token: str, number: int) -> str:
-        """Return the key of proposal `number` by the leader that drew `token`. Keys are reused."""
-        return f"{token}/{number % _SLOTS}"
 
     def write(self, proposal: Proposal) -> bool:
         """Write that a proposal is open, or its decision; return False if that may have failed."""

@@ -110,12 +110,12 @@ class Channel:
             raise
         return None
 
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until the peer has what was sent, `timeout` seconds (`waits.CLOSE`) in all.
+    def flush(self) -> None:
+        """Wait until the peer has what was sent, `waits.CLOSE` seconds in all.
 
         Raises PeerLost for what it does not take.
         """
-        deadline = time.monotonic() + (waits.CLOSE if timeout is None else timeout)
+        deadline = time.monotonic() + waits.CLOSE
         with self._sending:
             while self._works:
                 self._works.popleft().wait(max(0.01, deadline - time.monotonic()))

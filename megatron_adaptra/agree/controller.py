@@ -285,10 +285,7 @@ class Member(Controller):
 
     def _report(self, report: Report) -> None:
         if self._reports and self._jobs.qsize() < MOST_JOBS:
-            self._jobs.put(lambda: self._send_report(report))
-
-    def _send_report(self, report: Report) -> None:
-        self._send(self._channels[0], message_of(report))
+            self._jobs.put(lambda: self._send(self._channels[0], message_of(report)))
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":

@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.agree.bundle import Bundle, ValueKind
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement, PeerLost
 from megatron_adaptra.base.log import GOES_ON, log_line
@@ -77,15 +78,17 @@ class Guard:
 
         return guarded
 
-    def agreed(self, begin: Callable[[int], Bundle], iteration: int, before: Bundle) -> Bundle:
+    def agreed(
+        self, begin: Callable[[int], Bundle], iteration: int, before: Bundle, kind: ValueKind[Any]
+    ) -> Bundle:
         """Return the bundle to run from `iteration` on, which `begin` returns: see Controller.
 
-        It is the one `before` where that fails, and training goes on. Also when `off`, as ranks
-        vote on. Raises Disagreement, PeerLost.
+        It is the one `before` where that fails, or has no such value of a `kind`, and training goes
+        on. Also when `off`, as ranks vote on. Raises Disagreement, PeerLost.
         """
         try:
             bundle: Any = begin(iteration)
-            if isinstance(bundle, Bundle):
+            if isinstance(bundle, Bundle) and isinstance(bundle[kind], type(before[kind])):
                 return bundle
             self.fail(begin, f"it returns {bundle!r}")
         except (Disagreement, PeerLost):
@@ -117,15 +120,12 @@ class Guard:
         """
         if self._hangs:
             raise TimeoutError(self._hanging())
-        outcome = self._outcome(seconds, function, *args)
-        if outcome is None:
+        future = self._submit(function, *args)
+        if wait([future], seconds).not_done:
             self._hangs = True
             self.fail(function, self._hanging())
             raise TimeoutError(self._hanging())
-        value, error = outcome
-        if error is not None:
-            raise error
-        return cast(T, value)
+        return future.result()
 
     def attempt(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
         """Wait so many `seconds` for `function` as `result` does; an error ends the adaptation."""
@@ -137,7 +137,7 @@ class Guard:
     def flush(self, seconds: float) -> None:
         """Wait until what was handed over is done, but no longer than so many `seconds`."""
         if not self._hangs:
-            self._outcome(seconds, _nothing)
+            wait([self._submit(lambda: None)], seconds)
 
     def close(self, seconds: float) -> None:
         """End the thread when it has done its work; wait so many `seconds` for that."""
@@ -159,22 +159,19 @@ class Guard:
         with contextlib.suppress(Exception):  # not here: standard error may be full
             threading.Thread(target=log_line, args=(text,), daemon=True).start()
 
-    def _outcome(
-        self, seconds: float, function: Callable[..., Any], *args: Any
-    ) -> tuple[Any, BaseException | None] | None:
-        """Return the result and error of `function`, run in the background; None if not over."""
-        done, outcome = threading.Event(), list[tuple[Any, BaseException | None]]()
+    def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Have `function(*args)` called on the background thread; return its future result."""
+        future = Future[T]()
 
         def run() -> None:
             try:
-                outcome.append((function(*args), None))
+                future.set_result(function(*args))
             except BaseException as error:
-                outcome.append((None, error))
-            done.set()
+                future.set_exception(error)
 
         run.__qualname__ = _name(function)
         self._put(run, ())
-        return outcome[0] if done.wait(seconds) else None
+        return future
 
     def _put(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if self._thread.ident is None:
@@ -208,10 +205,6 @@ class Guard:
                 return f", it is in {path.relative_to(here)}, line {frame.f_lineno}"
             frame = frame.f_back
         return ""
-
-
-def _nothing() -> None:
-    pass
 
 
 def _name(function: Callable[..., Any]) -> str:

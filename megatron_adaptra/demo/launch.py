@@ -68,6 +68,7 @@ def prepare(options: DemoOptions) -> Path:
             *out.glob("replica-*.jsonl"),
             *out.glob("decisions.*.jsonl"),
             out / "sync.jsonl",
+            out / "report.png",  # which versions before this one wrote
         ]:
             stale.unlink(missing_ok=True)
     except OSError as error:

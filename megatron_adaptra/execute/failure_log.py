@@ -12,30 +12,20 @@ from megatron_adaptra.base import waits
 
 
 class FailureLog:
-    """A failure log keeps the first entry of one process; SharedFailureLog keeps that of a job."""
+    """A failure log keeps the first entry of a job, in torch's store, which outlives a dead rank.
 
-    def __init__(self) -> None:
-        self._text = ""
+    Without a `store` it keeps that of one process. It never raises.
+    """
 
-    def write(self, text: str) -> None:
-        """Write `text`, one sentence, unless there is an entry already."""
-        self._text = self._text or text
+    def __init__(self, store: KeyValueStore | None = None) -> None:
+        self._store, self._text = store, ""
+        self._visible_pids: Mapping[int, int] = {}
+        self._serial = 0
 
-    def read(self) -> str:
-        """Return the entry, or an empty string."""
-        return self._text
-
-    def missing(self) -> dict[str, list[int]]:
-        """Return the global ranks that are known to run no more, by what happened to them."""
-        return {}
-
-    def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
-        """Return the text of the last rank in a chain: `rank` waits for `peer`, that for a third.
-
-        `text`: that of `rank`. The others have `seconds` to write theirs, since ranks that wait
-        for the same culprit did not begin at the same moment.
-        """
-        return text
+    @classmethod
+    def shared(cls) -> FailureLog:
+        """Make the log of all ranks of this job."""
+        return cls(KeyValueStore("adaptra/failure_log/"))
 
     def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
         """Begin a log, as the ranks have connected to each other for the `serial`-th time.
@@ -43,36 +33,29 @@ class FailureLog:
         `visible_pids`: process ids, by global rank, of the processes that this one can see: a death
         among them is reported.
         """
-
-    def close(self) -> None:
-        """Stop sharing entries: from now on this rank writes and reads its own alone."""
-
-
-class SharedFailureLog(FailureLog):
-    """A shared failure log uses torch's store, which outlives a dead rank. It never raises."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._store = KeyValueStore("adaptra/failure_log/")
-        self._visible_pids: Mapping[int, int] = {}
-        self._serial = 0
-
-    def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
-        """Forget what was written before this `serial`; `visible_pids`: see FailureLog."""
         self._serial, self._visible_pids = serial, visible_pids
 
     def close(self) -> None:
         """End the connection; from now on this rank writes and reads its own entries alone."""
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
 
     def write(self, text: str) -> None:
-        """Write `text`, and wait for the store for two seconds at most."""
-        super().write(text)
-        self._store.put_first(f"{self._serial}/first", text)
+        """Write `text`, one sentence, unless there is an entry already.
+
+        Waits for the store for two seconds at most.
+        """
+        self._text = self._text or text
+        if self._store is not None:
+            self._store.put_first(f"{self._serial}/first", text)
 
     def read(self) -> str:
-        """Return the first entry of any rank; this one's own if the store is silent for 2 s."""
-        return self._store.get(f"{self._serial}/first") or super().read()
+        """Return the first entry of any rank, or an empty string.
+
+        It is this one's own if the store is silent for 2 s.
+        """
+        found = None if self._store is None else self._store.get(f"{self._serial}/first")
+        return found or self._text
 
     def missing(self) -> dict[str, list[int]]:
         """Return the ranks here whose process "died" (or is ending), or is "stopped"."""
@@ -83,6 +66,13 @@ class SharedFailureLog(FailureLog):
         return found
 
     def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
+        """Return the text of the last rank in a chain: `rank` waits for `peer`, that for a third.
+
+        `text`: that of `rank`. The others have `seconds` to write theirs, since ranks that wait
+        for the same culprit did not begin at the same moment.
+        """
+        if self._store is None:
+            return text
         self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
         end, passed = time.monotonic() + seconds, {rank}
         while time.monotonic() < end and peer not in passed and not self.read():

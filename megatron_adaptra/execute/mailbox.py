@@ -68,16 +68,6 @@ class Mailbox:
         if routes is not None:
             self.neighbours = replace(self.neighbours, routes=routes)
 
-    @property
-    def stage(self) -> int:
-        """This stage."""
-        return self.neighbours.stage
-
-    @property
-    def stages(self) -> int:
-        """The number of stages of the pipeline."""
-        return self.neighbours.stages
-
     def post(self, op: Op) -> None:
         """Post the receive that PF3 or PB3 names, unless it is posted already."""
         exchange = self.neighbours.exchange(op)

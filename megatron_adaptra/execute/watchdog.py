@@ -86,7 +86,9 @@ class Watchdog:
             reason = place + reason
         own = f"{self.name(self.worker)} {self._doing()}{reason}"
         missing = self.failure_log.missing()
-        text = own + "".join(f"; {what}: {_ranks(ranks)}" for what, ranks in missing.items())
+        text = own
+        for what, ranks in missing.items():
+            text += f"; {what}: {', '.join(f'rank {rank}' for rank in ranks)}"
         if peer is not None and self.waits_for is not None and not missing:
             seconds = min(waits.CHAIN, (time.monotonic() - self.waits_for[2]) / 2)
             rank, other = self.ranks[self.worker], self.ranks[peer]
@@ -144,10 +146,6 @@ def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
         elif not module.startswith(_NO_PLACE):
             return f", in {collective}{function} ({Path(frame.f_code.co_filename).name}:{line})"
     return ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 class ExitOnSignal:

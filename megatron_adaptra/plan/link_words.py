@@ -18,10 +18,10 @@ def slow_links(conditions: Conditions) -> str:
         if link.delay > 0 or conditions.passes(a, b) > 0
     ]
     shared = ports_in_words(conditions, conditions.links)
-    return f"slow links {'; '.join(_first(slow))}{shared}: " if slow else "no slow link: "
+    return f"slow links {'; '.join(first_of(slow))}{shared}: " if slow else "no slow link: "
 
 
-def _first(links: list[str]) -> list[str]:
+def first_of(links: list[str]) -> list[str]:
     """Return as many `links` as a sentence may name, and the number of the others."""
     if len(links) <= MOST_NAMED:
         return links
@@ -56,7 +56,7 @@ def out_of_bandwidth(conditions: Conditions) -> str:
     if not full:
         return ""
     busy = max(conditions.busy(*link) for link in full)
-    names = ", ".join(_first([f"{a}->{b}" for a, b in full]))
+    names = ", ".join(first_of([f"{a}->{b}" for a, b in full]))
     return (
         f"out of bandwidth: {names}; the messages of a microbatch take up to {1e3 * busy:.3g} ms "
         f"there, a microbatch {1e3 * conditions.microbatch_seconds:.3g} ms on the slowest stage. A "

@@ -43,7 +43,7 @@ def open_wire(
     encrypt: bool = False,
     over_gloo: Callable[[str], None] = lambda missing: None,
     connections: int = CONNECTIONS,
-    gpu: str = "",
+    gpu: Callable[[], str] = str,
     log: Path | None = None,
     copies: bool = False,
 ) -> tuple[Wire, list[Transport]]:
@@ -53,8 +53,8 @@ def open_wire(
     reason not to go on, or an empty text, and whether that is another rank that did not come; it
     returns one rank's reason, the same on all. `asked`: auto, engine or gloo; auto is gloo where a
     rank lacks the engine. `encrypt`: over TLS, which the engine has. `over_gloo` is called with the
-    reason for gloo. `machine`, `timeout`, `connections`, `gpu`, `log`: as for Endpoint; `copies`:
-    as for EngineWire.
+    reason for gloo. `machine`, `timeout`, `connections`, `log`: as for Endpoint, as is what `gpu`
+    returns; `copies`: as for EngineWire.
 
     Raises BadInput if what was asked for by name is not there, NoConnections, on all ranks for the
     same reason, if some rank cannot connect.
@@ -73,9 +73,10 @@ def open_wire(
                 wire: Wire = GlooWire()
             else:
                 me, rendezvous = dist.get_rank(), StoreRendezvous(f"adaptra/{key}/engine")
+                near = gpu()
                 endpoint = Endpoint(
-                    me, local_address(gpu=bool(gpu)), machine, rendezvous, timeout, log,
-                    encrypted=encrypt, gpu=gpu, connections=connections,
+                    me, local_address(gpu=bool(near)), machine, rendezvous, timeout, log,
+                    encrypted=encrypt, gpu=near, connections=connections,
                 )  # fmt: skip
                 wire = EngineWire(endpoint, me, copies)
             unless_open.callback(wire.close)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 
-from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
-from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy
+from megatron_adaptra.adapt.loop import Vote
+from megatron_adaptra.adapt.schedules.policy import Change
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -20,39 +17,25 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.replica_estimate import Changed
 from megatron_adaptra.measure.report import StageReport
+from megatron_adaptra.measure.starvation import Starvation
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.sim.clock import simulate
 
 PipelineChange = Change[Plan, Conditions]
 
-STARVED_ITERATIONS = 5  # whose median counts
-STARVED_SHARE = 0.1  # of an iteration
-
 
 class PipelineRemedy(PlanRemedy[Plan, Conditions]):
-    """A pipeline remedy plans the schedule of one pipeline from what its stages measure.
-
-    Args:
-        start, rule, log, workers: see PlanRemedy.
-        estimator: of this pipeline.
-    """
+    """A pipeline remedy plans the schedule of one pipeline from what its stages measure."""
 
     estimator: Estimator
+    # Links for which no plan gained enough, with the seconds that they took before.
+    _declined: dict[Path, float]
+    _declined_at = 0
 
-    def __init__(
-        self,
-        start: Schedule,
-        estimator: Estimator,
-        rule: ReplanPolicy,
-        log: DecisionLog[PlanDecision],
-        workers: Sequence[Worker],
-    ) -> None:
-        super().__init__(start, estimator, [estimator], rule, log, workers)
-        self._starvation = Starvation(start.stages)
-        # Links for which no plan gained enough, with the seconds that they took before.
-        self._declined: dict[Path, float] = {}
-        self._declined_at = 0
+    def start(self, vote: Vote) -> None:
+        super().start(vote)
+        self._starvation = Starvation(self.senders)
 
     def _settings(self) -> dict[str, Any]:
         return {"estimator": self.estimator.settings()}
@@ -181,35 +164,6 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         if self._in_force.stock:  # then nobody has to guess
             extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
         return extra
-
-
-class Starvation:
-    """A check finds which of so many `stages` has a GPU that waits most for its late host.
-
-    No schedule helps against that.
-    """
-
-    def __init__(self, stages: int) -> None:
-        self._shares: list[deque[float]] = [deque(maxlen=STARVED_ITERATIONS) for _ in range(stages)]
-        self._reported = False
-
-    def update(self, reports: Sequence[StageReport], seconds: float) -> str:
-        """Take an iteration's `reports`, one per stage; return a line to log, once, else "".
-
-        `seconds`: those that an iteration takes.
-        """
-        for shares, report in zip(self._shares, reports, strict=True):
-            shares.append(report.starved / seconds)
-        typical = [median(shares) for shares in self._shares]
-        worst = max(range(len(typical)), key=typical.__getitem__)
-        few = len(self._shares[0]) < STARVED_ITERATIONS
-        if self._reported or few or typical[worst] < STARVED_SHARE:
-            return ""
-        self._reported = True
-        return (
-            f"the GPU of stage {worst} has nothing to do for {typical[worst]:.0%} of an iteration "
-            "because its host launches too late; no schedule helps against that"
-        )
 
 
 def why_swap(

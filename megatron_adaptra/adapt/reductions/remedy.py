@@ -36,10 +36,8 @@ _SHOWN = 3  # changes that a decision has in words
 class ChoiceProcess(PlanningProcess):
     """A choice process chooses all-reduces; see PlanningProcess."""
 
-    MODULE = "megatron_adaptra.plan.server"
-
     def __call__(self, figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
-        """Choose as `plan.reductions.choice_server.choose` does, and raise BadInput where it does.
+        """Choose as `plan.server.choose` does, and raise BadInput where it does.
 
         The process starts with the first choice that needs a search. Raises PlanningFailed, too.
         """

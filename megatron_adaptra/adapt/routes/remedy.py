@@ -29,7 +29,7 @@ from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import TRY_AGAIN, worker_in_words
-from megatron_adaptra.plan.link_words import MOST_NAMED, link_in_words
+from megatron_adaptra.plan.link_words import first_of, link_in_words
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.plan.routes.shares import one_back
 from megatron_adaptra.plan.routes.swaps import alike, chain_schedules
@@ -49,10 +49,8 @@ TRIED = 8  # iterations for which an idle worker gets a microbatch
 class RouteProcess(PlanningProcess):
     """A route process searches for routes between replicas; see PlanningProcess."""
 
-    MODULE = "megatron_adaptra.plan.server"
-
     def __call__(self, conditions: ReplicaConditions, sends: str, ops: int) -> list[Schedule]:
-        """Search as `plan.routes.server.search` does. Raises PlanningFailed."""
+        """Search as `plan.server.search` does. Raises PlanningFailed."""
         request = {"conditions": conditions.to_json(), "sends": sends, "ops": ops}
         return self.ask(
             request, lambda answer: [Schedule.parse(text) for text in answer["schedules"]]
@@ -95,7 +93,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         if (start.replicas, start.stages) != shape:
             allowed = f"{shape[0]} replicas of {shape[1]} stages, as are measured"
             raise BadInput("start", f"{start.replicas} of {start.stages}", allowed)
-        super().__init__(start, estimator, estimator.estimators, rule, log, workers)
+        super().__init__(start, estimator, rule, log, workers)
         self.mode = mode
         self.to_probe: list[Path] = []
         self._search = RouteProcess()
@@ -248,8 +246,9 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         start = self._evaluate(self._start, conditions)
         if self._healthy(conditions):
             return start
-        c, one = conditions, self._one()
-        plans, mode = [], self.mode
+        # That of one pipeline, with our messages instead of Megatron's.
+        one = replace(self._start.one_pipeline(), policy="1f1b", why="")
+        c, plans, mode = conditions, [], self.mode
         if mode == ALIKE:
             best = self._evaluate(alike(c, self.rule.make_plan), c)
             return best if self.rule.gains(best, start) else start
@@ -264,10 +263,6 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             least = min(plan.predicted for plan in plans)
         best = next(plan for plan in plans if plan.predicted <= least * (1 + NEAR))
         return best if self.rule.gains(best, start) else start
-
-    def _one(self) -> Schedule:
-        """Return the start of one pipeline, with our messages instead of Megatron's."""
-        return replace(self._start.one_pipeline(), policy="1f1b", why="")
 
     def _healthy(self, conditions: ReplicaConditions) -> bool:
         """Return whether all workers and all links within pipelines are fast."""
@@ -345,9 +340,7 @@ def _changes(paths: Mapping[Path, float], workers: Iterable[int], c: ReplicaCond
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in paths.items()
     ]
-    if len(found) > MOST_NAMED:
-        found = [*found[:MOST_NAMED], f"and {len(found) - MOST_NAMED} more"]
-    return ", ".join(found) or "measured again"
+    return ", ".join(first_of(found)) or "measured again"
 
 
 def _what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
-from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.timeline import Timeline
 
 WARMUP = (
@@ -54,14 +53,6 @@ class LinkChange:
     delay_ms: float
     wire_ms: float = 0.0
     bandwidth: float | None = None
-
-    @classmethod
-    def between(
-        cls, source: LinkEnd, target: LinkEnd, before: float, now: LinkState, wire: float
-    ) -> LinkChange:
-        """Return the change from `before`, in seconds, to `now`; `wire`: seconds for the bytes."""
-        bandwidth = now.bandwidth if wire else None
-        return cls(source, target, 1e3 * before, 1e3 * now.delay, 1e3 * wire, bandwidth)
 
 
 @dataclass(kw_only=True)

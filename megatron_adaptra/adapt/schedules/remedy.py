@@ -45,7 +45,6 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     Args:
         start: the schedule to come back to when nothing is slow.
         estimator: of what runs it.
-        pipelines: the estimators of its pipelines, by replica.
         rule: by which plans are made and compared.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
@@ -62,7 +61,6 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self,
         start: Schedule,
         estimator: Estimator | ReplicaEstimator,
-        pipelines: Sequence[Estimator],
         rule: ReplanPolicy,
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
@@ -74,7 +72,10 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self.stays = ""
         self._every = 1  # of so many iterations the delays of one are kept
         self._start, self._in_force = start, start
-        self._pipelines, self._hosts = tuple(pipelines), tuple(workers)
+        self._pipelines: Sequence[Estimator] = (
+            estimator.estimators if isinstance(estimator, ReplicaEstimator) else [estimator]
+        )
+        self._hosts = tuple(workers)
         self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
         self._change: Change[P, K]  # proposed last
         self._ran: dict[int, Schedule] = {}  # in recent iterations
@@ -84,8 +85,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self._met = ""  # why no order but the start's is possible any more
         self._trials: Trials[P, K] = Trials(start, rule)
         # Changes to plan for, with the seconds and factors that the plan in force was made for.
-        self._paths: dict[Path, float] = {}
-        self._workers: dict[int, float] = {}
+        self._paths: dict[Path, float]
+        self._workers: dict[int, float]
+        self._forget()
 
     # As the loop calls it.
 
@@ -382,12 +384,14 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         """Propose a `change`, with the reason for the log."""
         c, end, plan, schedule = change.conditions, self._end, change.plan, change.plan.schedule
         self._change, bundle = change, scheduled(schedule)
+        links = []
+        for (a, b), old in change.links.items():
+            now, wire = c.link(a, b), c.wire(a, b)
+            times, bandwidth = (1e3 * old, 1e3 * now.delay, 1e3 * wire), now.bandwidth
+            links.append(LinkChange(end(a, b), end(b, a), *times, bandwidth if wire else None))
         decision = PlanDecision(
             kinds=bundle.names,
-            links=[
-                LinkChange.between(end(a, b), end(b, a), old, c.link(a, b), c.wire(a, b))
-                for (a, b), old in change.links.items()
-            ],
+            links=links,
             why=change.why,
             warmup_before=list(self._in_force.warmup),
             warmup_after=list(schedule.warmup),

@@ -177,10 +177,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         if (note := self._speeds.note()) is not None:
             self.vote.note(note)
         attempt = self._attempt
-        failed = None
-        if attempt.trial is not None:
-            failed = self._judged(iteration, attempt.trial, changed)
-        if failed is not None:
+        if (trial := attempt.trial) and (failed := self._judged(iteration, trial, changed)):
             return self._undo(current, failed)
         return self._choose(row, current) if changed or attempt.due(iteration) else None
 

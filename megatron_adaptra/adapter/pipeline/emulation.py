@@ -17,8 +17,7 @@ from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import in_replica
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
-from megatron_adaptra.execute.guarded_probe import GuardedProbe
-from megatron_adaptra.execute.slowed_probe import SlowedProbe
+from megatron_adaptra.execute.guarded_probe import GuardedProbe, SlowedProbe
 
 
 class Emulation(NamedTuple):

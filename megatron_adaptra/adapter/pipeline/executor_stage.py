@@ -71,7 +71,7 @@ class MegatronStage:
         self.models, self.config = models_of(arguments), config_of(arguments)
         self.data: list[Any] = data if isinstance(data, list) else [data]
         self.line, self.mailbox, self.arguments, self.groups = line, mailbox, arguments, groups
-        self.stage, self.routes = mailbox.stage, mailbox.neighbours.routes
+        self.stage, self.routes = mailbox.neighbours.stage, mailbox.neighbours.routes
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         # Each chunk's first forward, which Megatron marks: layers cache their weights' casts.

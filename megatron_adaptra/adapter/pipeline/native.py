@@ -54,7 +54,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
     @property
     def current_stage(self) -> int:
         """This stage's index."""
-        return self._mailbox.stage
+        return self._mailbox.neighbours.stage
 
     def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
         """Receive the next forward's input."""

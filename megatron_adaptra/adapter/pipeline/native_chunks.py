@@ -49,7 +49,7 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         ahead = depth - (depth < forwards) - (chunks - 1) * pp_group.size()
         self.pp_group = WarmupGroup(pp_group, _Steps(ahead))
         self._line, self._at, self._mailbox = line, 0, mailbox
-        stage, routes = mailbox.stage, Routes(mailbox.stages, chunks)
+        stage, routes = mailbox.neighbours.stage, Routes(mailbox.neighbours.stages, chunks)
 
         def awaited(kind: Kind) -> deque[Op]:
             ops = (op for op in line if op.kind is kind)

@@ -336,7 +336,7 @@ class _ShadowMailbox(Mailbox):
     def __init__(self, like: Mailbox, transports: Sequence[Transport], count: int) -> None:
         silent = Guard()
         silent.off = True
-        probe = GuardedProbe(silent, like.stage, HOST)
+        probe = GuardedProbe(silent, like.neighbours.stage, HOST)
         super().__init__(
             like.neighbours, transports[0], probe, like.watchdog, like.timeout, transports[-1]
         )

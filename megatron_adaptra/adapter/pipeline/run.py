@@ -159,16 +159,17 @@ class Run:
     def _next(self, iteration: int) -> Schedule:
         """Return the agreed schedule of `iteration`; where that fails, the schedule in force."""
         guard = self._context.guard
-        bundle = self._in_force = guard.agreed(self.controller.begin, iteration, self._in_force)
-        self._take_links(bundle)
-        return bundle[SCHEDULE]
+        self._in_force = guard.agreed(self._begin, iteration, self._in_force, SCHEDULE)
+        return self._in_force[SCHEDULE]
 
-    def _take_links(self, bundle: Bundle) -> None:
-        """Measure the links with other replicas as soon as all ranks have them."""
+    def _begin(self, iteration: int) -> Bundle:
+        """Return the agreed bundle; measure links with other replicas once all ranks have them."""
+        bundle = self.controller.begin(iteration)
         cross, probes = self.wiring.cross, self.wiring.probes
-        if cross is None or bundle is self._linked:
-            return
+        if cross is None or bundle is self._linked or not isinstance(bundle, Bundle):
+            return bundle
         self._linked = bundle
         for worker in cross.keep(bundle[LINKS]):
             if probes is not None:
                 self._context.guard.later(probes.add, worker)
+        return bundle

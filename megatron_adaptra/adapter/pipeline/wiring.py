@@ -44,7 +44,7 @@ from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
-from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.execute.failure_log import FailureLog
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.execute.small.small_collectives import (
@@ -132,7 +132,8 @@ class RankContext:
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
         emulation = Emulation.of_rank(config, stage, len(ranks), together)
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
-        failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
+        shared = guard.call(FailureLog.shared)
+        failure_log = shared if isinstance(shared, FailureLog) else FailureLog()
         context = cls(
             config,
             profile,
@@ -358,7 +359,7 @@ def _connect(
         str(group.serial), group.clock_ids[dist.get_rank()], config.timeout, reason_anywhere, opens,
         asked=config.transport, encrypt=config.encrypt, over_gloo=over_gloo,
         # NCCL's network for this GPU, and nothing else, shows how its messages are doing.
-        gpu=context.device.pci if isinstance(context.device, CudaDevice) else "",
+        gpu=lambda: context.device.pci if isinstance(context.device, CudaDevice) else "",
         log=decisions and decisions.with_suffix(f".connections{decisions.suffix}"), copies=copies,
     )  # fmt: skip
     return wire, tuple(pipelines), control, probed

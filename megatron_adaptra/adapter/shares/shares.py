@@ -22,7 +22,7 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.shares.remedy import ShareRemedy
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
-from megatron_adaptra.adapter.limits import SHARES, Case, why_not
+from megatron_adaptra.adapter.limits import COUNTS, SHARES, Case, why_not
 from megatron_adaptra.adapter.pipeline.counted_batches import like
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
@@ -143,8 +143,8 @@ class Shares:
         self._end(only(arguments["data_iterator"]))
         return result
 
-    def _why_not(self, arguments: ScheduleArgs) -> str:
-        return why_not(SHARES, Case(self._config, arguments, patches=self._session.patches))
+    def _why_not(self, arguments: ScheduleArgs, feature: str = SHARES) -> str:
+        return why_not(feature, Case(self._config, arguments, patches=self._session.patches))
 
     def _connect(self) -> str:
         """Connect all ranks to vote; return why they cannot, or an empty string. A collective."""
@@ -181,7 +181,7 @@ class Shares:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
         elif microbatches != before.microbatches:
-            if reason := self._why_not(arguments):
+            if reason := self._why_not(arguments, COUNTS):
                 self._plan = SyncPlan.full_of(self._replicas, 1)
                 self._refuse(reason)
             else:

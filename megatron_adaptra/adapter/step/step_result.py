@@ -91,7 +91,7 @@ class StepResultSync:
         self._send(collectives)  # where Megatron has not logged that step
         self._compare()
         result = self._step(*args, **kwargs)
-        if collectives.has_pending:
+        if collectives.pending:
             raise AdaptraError(
                 "this optimizer has stepped without a word of the other stages, though gradients "
                 "were on their way: use --adaptra-small-collectives off"

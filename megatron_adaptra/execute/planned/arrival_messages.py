@@ -13,13 +13,11 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.measure.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 
 # The iteration, the mark of what runs, the iteration until which all are measured, and the seconds
@@ -65,34 +63,29 @@ class ArrivalMessages:
             for number in range(_AHEAD):
                 self._post(rank, number)
 
-    def ready(self, iteration: int, mark: int, moment: float | None, until: int = 0) -> None:
+    def ready(
+        self, iteration: int, mark: int, moment: float | None, until: int = 0, sends: bool = True
+    ) -> None:
         """Send that the first gradients of `iteration` were ready at `moment`; None: unknown.
 
         `mark`: of what runs. `moment`: on the monotonic clock. `until`: the iteration before which
-        this rank measures all of them. Raises PeerLost for a rank that can be sent nothing.
+        this rank measures all of them. `sends`: it measures this one; else nothing is sent. Raises
+        PeerLost for a rank that can be sent nothing.
         """
-        known = math.nan if moment is None else moment
+        known = math.nan if moment is None or not sends else moment
+        with self._reading:
+            self._mine[iteration] = _Mine(known, mark % _WORD, sends)
+            for kept in self._mine, self._theirs:
+                for old in [one for one in kept if one <= iteration - _KEPT]:
+                    del kept[old]
+        if not sends:
+            return
         form = _FORM.pack(iteration, mark % _WORD, until, time.monotonic() - known)
         frame = torch.frombuffer(bytearray(form), dtype=torch.uint8)
-        self._begin(iteration, _Mine(known, mark % _WORD, sent=True))
         number, self._sent = self._sent, self._sent + 1
         self._sends.append(
             [self._transport.isend(frame, rank, number % _TAGS) for rank in self._others]
         )
-
-    def left_out(self, iteration: int, mark: int) -> None:
-        """Begin an `iteration` that this rank does not measure, and send nothing.
-
-        `mark`: of what runs.
-        """
-        self._begin(iteration, _Mine(math.nan, mark % _WORD, sent=False))
-
-    def _begin(self, iteration: int, mine: _Mine) -> None:
-        with self._reading:
-            self._mine[iteration] = mine
-            for kept in self._mine, self._theirs:
-                for old in [one for one in kept if one <= iteration - _KEPT]:
-                    del kept[old]
 
     def look(self) -> None:
         """Take the messages that have come. Any thread may."""
@@ -139,12 +132,3 @@ class ArrivalMessages:
     def _post(self, rank: int, number: int) -> None:
         frame = torch.zeros(_FORM.size, dtype=torch.uint8)
         self._posted[rank].append((frame, self._transport.irecv(frame, rank, number % _TAGS)))
-
-
-def seen_by_rank(seen: Mapping[int, float], me: int, ranks: Sequence[int]) -> dict[int, float]:
-    """Return, by global rank, seconds after the first ranks, of this one and those in `seen`.
-
-    `seen`: from ArrivalMessages, at rank `me` of the group. `ranks`: the group's, in its order.
-    """
-    late = after_the_first({me: 0.0, **seen}) if seen else {}
-    return {ranks[rank]: seconds for rank, seconds in late.items()}

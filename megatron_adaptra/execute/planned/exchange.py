@@ -21,7 +21,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.base.exits import before_exit, wait_at_exit
 from megatron_adaptra.execute.planned.layout import Layout, Step
-from megatron_adaptra.execute.small.reports import Reports
+from megatron_adaptra.execute.planned.reports import Reports
 from megatron_adaptra.ir.collective import Action, CollectivePlan, Goal
 from megatron_adaptra.transport.base import Transport, Work
 
@@ -99,8 +99,7 @@ class Exchange:
         number, self._started = self._started, self._started + 1
         divisor = plan.ranks if op == ReduceOp.AVG else 1
         flat = tensor.detach().view(-1)
-        copies = tensor.nbytes <= COPIED
-        work = ExchangeWork(self, number, flat, layout, first_tag, divisor, copies)
+        work = ExchangeWork(self, number, flat, layout, first_tag, divisor)
         self._leaving = [*(one for one in self._leaving if not one.left.is_set()), work]
         return work
 
@@ -185,7 +184,7 @@ class Exchange:
                 late = f"no word of its plan in {self.timeout:g} s"
                 reason = "its connection closed" if closed else late
                 raise self.give_up(-1, (closed or missing)[0], reason)
-            reports.await_plan(number, missing[0], self.looks_every)
+            reports.await_one(missing[0], self.looks_every, number)
         having: dict[str, list[str]] = {}
         for rank in ranks:
             having.setdefault(reports.plans.pop((number, rank)), []).append(self.names[rank])
@@ -198,8 +197,7 @@ class ExchangeWork:
     """A collective under way; Exchange starts it.
 
     `number`: of the exchange. `flat`: the buffer. `first_tag`: added to the plan's tags.
-    `divisor`: of the sum. `copies`: send copies, so that it ends before they have left; `left` is
-    set once they have.
+    `divisor`: of the sum. `left` is set once its messages have left, or copies of them.
     """
 
     def __init__(
@@ -210,10 +208,9 @@ class ExchangeWork:
         layout: Layout,
         first_tag: int,
         divisor: int,
-        copies: bool,
     ) -> None:
         self.left = threading.Event()
-        self._copies = copies
+        self._copies = flat.nbytes <= COPIED
         self._exchange, self._number, self._flat = exchange, number, flat
         self._layout, self._first_tag, self._divisor = layout, first_tag, divisor
         self._staging = torch.empty(layout.staged, dtype=flat.dtype)
@@ -324,9 +321,14 @@ class ExchangeWork:
             try:
                 work.wait(min(exchange.looks_every, max(0.0, exchange.timeout - waited)))
                 break
-            except PeerLost as error:
-                if work.done() and (reason := _failure(work)):
-                    raise self._closed(source, reason) from error
+            except PeerLost:
+                over = work.done()
+            if over:
+                try:
+                    work.wait(0.0)
+                    break  # it came at the last moment
+                except PeerLost as error:
+                    raise self._closed(source, str(error)) from error
             if known := exchange.error_of_loss():
                 raise known
             exchange.check()
@@ -370,12 +372,3 @@ class ExchangeWork:
         for work in self._receives:
             if not work.done():
                 work.abort()
-
-
-def _failure(work: Work) -> str:
-    """Return why a message that is over has failed; empty if it has come."""
-    try:
-        work.wait(0.0)
-    except PeerLost as error:
-        return str(error)
-    return ""

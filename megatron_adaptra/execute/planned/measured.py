@@ -25,10 +25,11 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
-from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages, seen_by_rank
+from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured_iterations import MeasuredIterations
 from megatron_adaptra.execute.planned.path_probes import PathProbes
+from megatron_adaptra.measure.arrivals import after_the_first
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Buffers
@@ -173,7 +174,7 @@ class MeasuredReductions:
         self._guard.call(self._release)
         self._now = done.next()
         self._in_force = self._guard.agreed(
-            self._controller.begin, self._now.iteration, self._in_force
+            self._controller.begin, self._now.iteration, self._in_force, ALL_REDUCE
         )
         self.value = self._in_force[ALL_REDUCE]
         if not self._device.behind:
@@ -190,10 +191,7 @@ class MeasuredReductions:
             measured.wake(now.iteration)
         measured.until = max(measured.until, arrivals.until)
         now.sent, now.ready = now.iteration in measured, self._device.mark()
-        if now.sent:
-            arrivals.ready(now.iteration, mark, now.ready.at(), measured.until)
-        else:
-            arrivals.left_out(now.iteration, mark)
+        arrivals.ready(now.iteration, mark, now.ready.at(), measured.until, now.sent)
 
     def started(self, nbytes: int) -> None:
         """Record that a buffer of this iteration, of `nbytes`, is being reduced."""
@@ -254,8 +252,8 @@ class MeasuredReductions:
     def check(self) -> None:
         """Raise Disagreement if a rank was found to run something else in this iteration."""
         arrivals, iteration = self._arrivals, self._now.iteration
-        if arrivals is None or self._guard.off:
-            return
+        if arrivals is None or self._guard.off or self._device.behind:
+            return  # where a device is behind, nothing can have switched
         if self._now.sent:  # else there are no messages of it
             self._guard.call(arrivals.seen, iteration)
         if arrivals.differs is not None:
@@ -307,7 +305,8 @@ class MeasuredReductions:
     def _report(self, ended: ReductionReport) -> None:
         iteration = ended.iteration
         seen = {} if self._arrivals is None else self._arrivals.seen(iteration)
-        self.late = seen_by_rank(seen, self._me, self._ranks)
+        late = after_the_first({self._me: 0.0, **seen}) if seen else {}
+        self.late = {self._ranks[rank]: seconds for rank, seconds in late.items()}
         rates: dict[int, float] = {}
         probed = iteration in PROBED or (iteration and not iteration % PROBED_EVERY)
         if self._probes is not None and probed:

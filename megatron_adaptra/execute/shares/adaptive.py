@@ -42,7 +42,8 @@ class AdaptiveShares:
         record: file of what was measured and decided; None for none.
         offers: see ShareRemedy; those of the first rank.
 
-    `loop`: the loop that chooses counts, at rank 0; None at others.
+    `plan`: runs from one `begin` to the next one. `loop`: the loop that chooses counts, at rank 0;
+    None at others.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class AdaptiveShares:
         offers: Offers | None = None,
     ) -> None:
         self._guard = Guard(f"shares of microbatches at rank {me}")
-        self._full = self._plan = SyncPlan.full_of(replicas, microbatches)
+        self._full = self.plan = SyncPlan.full_of(replicas, microbatches)
         # The last iteration, when it began, and how long its thread had waited for a core by then.
         self._began: tuple[int, float, float | None] | None = None
         self._took: dict[int, float] = {}  # by iteration, its seconds
@@ -73,7 +74,7 @@ class AdaptiveShares:
             self.loop.start(self._vote)
 
     def _bundle(self) -> Bundle:
-        return Bundle({SYNC: self._plan})
+        return Bundle({SYNC: self.plan})
 
     # On the training thread.
 
@@ -90,17 +91,17 @@ class AdaptiveShares:
             BadInput: the counts that were voted on are not valid.
         """
         if microbatches != self._full.microbatches:
-            self._full = self._plan = SyncPlan.full_of(self._full.replicas, microbatches)
+            self._full = self.plan = SyncPlan.full_of(self._full.replicas, microbatches)
         if voted is not None and sum(voted) == sum(self._full.counts):
-            self._plan = SyncPlan(self._full.microbatches, voted)
+            self.plan = SyncPlan(self._full.microbatches, voted)
         if self.loop is not None:
             self._guard.call(self._begins, iteration, self.loop)
-        return self._plan
+        return self.plan
 
     def _begins(self, iteration: int, loop: Loop[ShareRemedy]) -> None:
         if (closed := self._vote.begin(iteration, self._bundle())) is not None:
             loop.closed(closed)
-        loop.remedy.runs(self._plan)
+        loop.remedy.runs(self.plan)
 
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
         """Return what this rank adds to the vote at the end of `iteration`.
@@ -130,11 +131,6 @@ class AdaptiveShares:
                 self._queued[iteration - 1] = waited - before[2]
             self._queued.pop(iteration - RECENT_ITERATIONS, None)
         self._began = iteration, now, waited
-
-    @property
-    def plan(self) -> SyncPlan:
-        """The plan that runs from one `begin` to the next one."""
-        return self._plan
 
     def ended(self, row: ReplicaRow) -> None:
         """Take the `row` of an iteration that all replicas have run, as all ranks know by the vote.

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.device.base import Device, Mark
-from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.reduction import Native, Orders, orders_of
 from megatron_adaptra.measure.step_sync import KEEP
@@ -35,10 +34,8 @@ class SmallCollective:
 
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
     `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: all get
-    what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
-    whichever path is faster, backend or AllGather, as measured; else the AllGather. `fixed`: sums
-    whose order in the backend is not known are summed in the order of the members. `say`: logs a
-    sentence. `clock`: the device that the backend runs on.
+    what the member of index `source` has. `connect`: opens an AllGather, collectively. `mode`,
+    `say`, `clock`: see SmallCollectives.
     """
 
     def __init__(
@@ -50,11 +47,9 @@ class SmallCollective:
         op: dist.ReduceOp | None,
         source: int,
         connect: Callable[[], AllGather],
-        auto: bool,
+        mode: str,
         say: Callable[[str], None],
-        *,
-        fixed: bool = False,
-        clock: Device = HOST,
+        clock: Device,
     ) -> None:
         self.name, self.title = name, f"{name} {number}"
         self.members, self.stages = members, stages
@@ -62,19 +57,20 @@ class SmallCollective:
         self.hidden = False  # takes no time of its own: another one's wait covers it
         # Values that were sent ahead with another operation, and their results.
         self.prefetched: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        self._op, self._source, self._connect, self._auto = op, source, connect, auto
-        self._say, self._fixed, self._clock = say, fixed, clock
+        self._op, self._source, self._connect, self._mode = op, source, connect, mode
+        self._say, self._clock = say, clock
         self._untimed: deque[Taken] = deque(maxlen=2 * MEASURED)  # of the backend
         self._calls = 0
         self._tried = self._watched = False  # the self-test has run; the backend was timed before
         self._measure_now = False  # at the next call, not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
         self._start_seconds = 0.0
-        self._all_gather: AllGather | None = None  # None until the self-test has passed
+        self.all_gather: AllGather | None = None  # once it is known to give the backend's results
         self._reduce: _Reduce = lambda values: values[source]
-        # The tensor that gets the result of the one that was started, and what was sent for it.
-        self._in_flight: tuple[torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]] | None
-        self._in_flight = None
+        # The tensor that gets the result of the one that was started, and what was sent for it;
+        # None where no `wait` is still to come.
+        self.in_flight: tuple[torch.Tensor, list[tuple[SmallCollective, torch.Tensor]]] | None
+        self.in_flight = None
         self._native_costs: deque[float] = deque(maxlen=MEASURED)
         self._direct_costs: deque[float] = deque(maxlen=MEASURED)
 
@@ -92,19 +88,9 @@ class SmallCollective:
         return native, direct
 
     @property
-    def in_flight(self) -> bool:
-        """True where the operation was started, and `wait` is still to come."""
-        return self._in_flight is not None
-
-    @property
-    def tested(self) -> bool:
-        """True where the AllGather is known to give the backend's results."""
-        return self._all_gather is not None
-
-    @property
     def kept(self) -> bool:
         """True where it stays with the backend, as no order of ours gives its results."""
-        return self._tried and not self.tested
+        return self._tried and self.all_gather is None
 
     def measure_again(self, watched: bool = False) -> None:
         """Forget the costs, for links have changed, and measure both paths at the next calls.
@@ -148,20 +134,20 @@ class SmallCollective:
         self._calls += 1
         if self._calls >= FIRST and not self._tried:
             self._self_test(tensor, native)
-        retry = self._auto and (self._measure_now or self._calls >= self._next_retry)
+        retry = self._mode == "auto" and (self._measure_now or self._calls >= self._next_retry)
         if retry and not self._measure_now:
             self._pause = min(2 * self._pause, LAST_RETRY)
             self._next_retry = self._calls + self._pause
         self._measure_now = False
         self._read_times()
-        if self._all_gather is None or self.direct == retry:
+        if self.all_gather is None or self.direct == retry:
             self._through_backend(native, tensor)
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
         began = time.perf_counter()  # a device has made the values by now
         costs = torch.frombuffer(bytearray(COSTS.pack(*self.costs)), dtype=torch.uint8)
-        self._all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
-        self._in_flight = tensor, sent
+        self.all_gather.start(torch.cat([*(value.view(torch.uint8) for _, value in sent), costs]))
+        self.in_flight = tensor, sent
         self._start_seconds = time.perf_counter() - began
         return True
 
@@ -170,11 +156,11 @@ class SmallCollective:
 
         Raises PeerLost as AllGather does.
         """
-        assert self._all_gather is not None
-        assert self._in_flight is not None
-        (tensor, sent), self._in_flight = self._in_flight, None
+        assert self.all_gather is not None
+        assert self.in_flight is not None
+        (tensor, sent), self.in_flight = self.in_flight, None
         began = time.perf_counter()
-        payloads = self._all_gather.wait()
+        payloads = self.all_gather.wait()
         self._choose([COSTS.unpack(bytes(p[-COSTS.size :].tolist())) for p in payloads])
         at = 0
         for other, value in sent:
@@ -201,7 +187,7 @@ class SmallCollective:
 
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
         """Choose the path from now on: all members see the same costs, and choose the same."""
-        if not self._auto:
+        if self._mode != "auto":
             return
         native, direct = (max(column) for column in zip(*costs, strict=True))
         before, self.direct = self.direct, not (native and direct) or direct < KEEP * native
@@ -215,7 +201,7 @@ class SmallCollective:
         found, size = b"fine", len(self.members)
         if (op := self._op) is not None:
             orders = orders_of(native, op, tensor, all_gather.me, size)
-            if orders is None and self._fixed:
+            if orders is None and self._mode == "fixed":
                 orders = Orders(size, torch.zeros(tensor.numel(), dtype=torch.int16))
             found = b"none"
             if orders is not None:
@@ -224,11 +210,11 @@ class SmallCollective:
         everywhere = all_gather.run(torch.frombuffer(bytearray(found), dtype=torch.uint8))
         self.direct = found != b"none" and all(bytes(f.tolist()) == found for f in everywhere)
         if self.direct:
-            self._all_gather = all_gather
+            self.all_gather = all_gather
             if not self._watched:
                 self._native_costs.clear()  # the first calls have made connections
                 self._untimed.clear()
-                for _ in range(MEASURED if self._auto else 0):
+                for _ in range(MEASURED if self._mode == "auto" else 0):
                     self._through_backend(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(

@@ -38,6 +38,10 @@ class Links:
         stages: the stage of each member, by number.
         names: of the members, by number, for errors.
         timeout: seconds that an all-gather waits for a member at least.
+
+    `parts`: the numbers of each stage's members, the leader first. `groups`: c10d backends on the
+    CPU: of all members where they are direct; else from the members of this stage to their leader,
+    from the leader to them, and, on a leader alone, between all leaders.
     """
 
     def __init__(
@@ -48,10 +52,10 @@ class Links:
         names: Sequence[str],
         timeout: float,
     ) -> None:
-        self._me, self._names, self._timeout = me, tuple(names), timeout
+        self.me, self.names, self.timeout = me, tuple(names), timeout
         self._opened: list[AllGather] = []
         parts = _parts(stages)
-        self._parts = list(parts.values())
+        self.parts = list(parts.values())
         make_room(descriptors_of(stages))
 
         def star(way: str, members: Sequence[int]) -> Any:
@@ -62,23 +66,21 @@ class Links:
             return Pairs(number, made if number == 0 else {0: made[number]})
 
         if len(parts) == len(stages):
-            self._groups = [connect("all", range(len(stages)))]
+            self.groups = [connect("all", range(len(stages)))]
         else:
             # Two in a stage: gloo closes a connection when a wait for its other end times out.
-            mine, leaders = parts[stages[me]], [part[0] for part in self._parts]
-            self._groups = [star(way, mine) for way in ("up", "down")]
-            self._groups += [connect("across", leaders)] if me in leaders else []
+            mine, leaders = parts[stages[me]], [part[0] for part in self.parts]
+            self.groups = [star(way, mine) for way in ("up", "down")]
+            self.groups += [connect("across", leaders)] if me in leaders else []
 
     def open(self, nbytes: int) -> AllGather:
         """One more AllGather, of at most `nbytes` from each. All members open the same."""
-        names, timeout, channel = self._names, self._timeout, len(self._opened)
+        channel = len(self._opened)
         opened: AllGather
-        if len(self._parts) == len(names):
-            opened = FlatAllGather(self._groups[0], names, nbytes, timeout, channel)
+        if len(self.parts) == len(self.names):
+            opened = FlatAllGather(self.groups[0], self.names, nbytes, self.timeout, channel)
         else:
-            opened = HierarchicalAllGather(
-                self._me, self._parts, self._groups, names, nbytes, timeout, channel
-            )
+            opened = HierarchicalAllGather(self, nbytes, channel)
         self._opened.append(opened)
         return opened
 
@@ -86,7 +88,7 @@ class Links:
         """End the connections, once what was sent is taken: others may still wait for it."""
         for opened in self._opened:
             opened.close()
-        self._opened, self._groups = [], []
+        self._opened, self.groups = [], []
 
 
 def descriptors_of(stages: Sequence[int]) -> int:
@@ -108,35 +110,23 @@ class HierarchicalAllGather(AllGather):
     """The two-level all-gather; Links opens it.
 
     Args:
-        me: this member's number.
-        parts: the numbers of each stage's members, the leader first.
-        groups: c10d backends on the CPU: from the members of this stage to their leader, from the
-            leader to them, and, on a leader alone, between all leaders.
-        names: of all members, by number, for errors.
+        links: of this member.
         nbytes: of one member's longest payload.
-        timeout: seconds that a leader waits for each of its members. It waits `waits.CHAIN` longer
-            for each other leader, and a member twice that for the result, so that those who wait
-            for one that gives up get its error, which names the missing member, before they do.
-        channel: keeps several all-gathers over the same groups apart.
+        channel: keeps several all-gathers over the same links apart.
+
+    A leader waits `links.timeout` seconds for each of its members. It waits `waits.CHAIN` longer
+    for each other leader, and a member twice that for the result, so that those who wait for one
+    that gives up get its error, which names the missing member, before they do.
 
     A leader's part is done by a thread from `start` on, for others may wait before it does: nobody
     waits in `start`. The timeout begins there, too.
     """
 
-    def __init__(
-        self,
-        me: int,
-        parts: Sequence[Sequence[int]],
-        groups: Sequence[Any],
-        names: Sequence[str],
-        nbytes: int,
-        timeout: float,
-        channel: int,
-    ) -> None:
-        self.me, self._parts = me, parts
-        mine = next(part for part in parts if me in part)
-        self._leads = me == mine[0]
-        up, down, *across = groups
+    def __init__(self, links: Links, nbytes: int, channel: int) -> None:
+        self.me, self._parts, names, timeout = links.me, links.parts, links.names, links.timeout
+        parts, mine = links.parts, next(part for part in links.parts if links.me in part)
+        self._leads = self.me == mine[0]
+        up, down, *across = links.groups
         ours, each = [names[member] for member in mine], nbytes + _SIZE
         nobody, leader, rest = range(0), range(1), range(1, len(mine))
         up_ends, down_ends = (leader, nobody), (nobody, leader)  # targets and sources

@@ -48,8 +48,9 @@ class SmallCollectives:
 
     Args:
         stage_of: the stage of every global rank, by rank.
-        mode: "on"; "auto" for the faster path, measured; "fixed": on, with an order of sums of our
-            own where the backend's is not found.
+        mode: "on": through an AllGather; "auto" for the faster path, backend or AllGather, as
+            measured; "fixed": on, with sums in the order of the members where the backend's is not
+            found.
         timeout: seconds that one call waits for each other member to send its value, or to take
             this rank's, or, in the first call of a group, to connect; then PeerLost names it.
         watchdog: adds to a PeerLost what this rank was doing.
@@ -78,8 +79,8 @@ class SmallCollectives:
         within: Collection[int] | None = None,
         clock: Device = HOST,
     ) -> None:
-        self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
-        self._watchdog, self._say, self._fixed = watchdog, say, mode == "fixed"
+        self._stage_of, self._mode, self._timeout = tuple(stage_of), mode, timeout
+        self._watchdog, self._say = watchdog, say
         self._within, self._clock = None if within is None else frozenset(within), clock
         self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
@@ -99,7 +100,8 @@ class SmallCollectives:
         self._members: dict[Any, tuple[int, ...]] = {}  # by group
         self._collectives: dict[Any, SmallCollective] = {}
         self._to_prefetch: dict[tuple[int, ...], Prefetch] = {}
-        self._pending: list[tuple[SmallCollective, Callable[[], None]]] = []  # started, deferred
+        # Started and deferred: their results are still to come.
+        self.pending: list[tuple[SmallCollective, Callable[[], None]]] = []
         self._spans: list[CollectiveSpan] = []
 
     def take_spans(self) -> list[CollectiveSpan]:
@@ -144,7 +146,7 @@ class SmallCollectives:
         """End all connections, once the stand-ins are no longer in place."""
         for links in self._links.values():
             links.close()
-        self._collectives, self._links, self._pending = {}, {}, []
+        self._collectives, self._links, self.pending = {}, {}, []
 
     def measure_again(self, ranks: Collection[int]) -> None:
         """Measure both paths anew, for links have changed.
@@ -166,23 +168,18 @@ class SmallCollectives:
         found = [(self._find("all_reduce", value, op, group), value) for value, op in values]
         for one in self._all():
             one.prefetched.clear()
-        tested = [(one, value) for one, value in found if one is not None and one.tested]
+        tested = [(one, value) for one, value in found if one is not None and one.all_gather]
         self._to_prefetch[self.members(group)] = tested
 
     def wait_pending(self) -> None:
         """Wait for what was deferred. Raises PeerLost, and what the deferred callables raise."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         for one, _ in pending:
             start = time.monotonic()
             one.wait()
             self._record(one, start, 0.0)
         for _, finish in pending:
             finish()
-
-    @property
-    def has_pending(self) -> bool:
-        """True where a deferred result is still to come."""
-        return bool(self._pending)
 
     def members(self, group: Any) -> tuple[int, ...]:
         """Return the global ranks of a torch process `group` served here; () for any other."""
@@ -204,10 +201,6 @@ class SmallCollectives:
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         native = self._native["all_reduce"]
-        if not self.members(group):
-            work = native(tensor, op=op, group=group, async_op=async_op)
-            self.wait_pending()
-            return work
         known = str(op) in KNOWN and not async_op and isinstance(tensor, torch.Tensor)
         one = self._find("all_reduce", tensor, op, group) if known else None
         if one is None:
@@ -268,7 +261,7 @@ class SmallCollectives:
         answers = (hook(one, tensor) for hook in self.defer_hooks) if started else ()
         if (finish := next((f for f in answers if f is not None), None)) is not None:
             one.hidden = True
-            self._pending.append((one, finish))
+            self.pending.append((one, finish))
             return
         if started:
             one.wait()
@@ -344,10 +337,9 @@ class SmallCollectives:
                 op,
                 source,
                 connect,
-                self._auto,
+                self._mode,
                 self._say,
-                fixed=self._fixed,
-                clock=self._clock,
+                self._clock,
             )
         return self._collectives[key]
 
@@ -357,7 +349,7 @@ class SmallCollectives:
         members = tuple(dist.get_process_group_ranks(group))
         stages = {self._stage_of[rank] for rank in members}
         # A backend on a device without a clock cannot be timed.
-        timed = not self._auto or self._clock.behind or dist.get_backend(group) == "gloo"
+        timed = self._mode != "auto" or self._clock.behind or dist.get_backend(group) == "gloo"
         together = self._within is None or self._within.issuperset(members)
         few = 1 < len(stages) <= MOST_STAGES and len(members) <= MOST_MEMBERS
         taken = descriptors_of([self._stage_of[rank] for rank in members])

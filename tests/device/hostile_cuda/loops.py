@@ -36,7 +36,7 @@ class ExecutorStage:
         self.driver, self.mailbox, self.chunks, self.words = driver, mailbox, chunks, words
         self.device = device
         self.marks: list[tuple[str, Mark]] = []  # behind kernels
-        self.stage, self.stages = mailbox.stage, mailbox.stages
+        self.stage, self.stages = mailbox.neighbours.stage, mailbox.neighbours.stages
         last = self.stages * chunks - 1
         ats = [chunk * self.stages + self.stage for chunk in range(chunks)]
         self.collectives = collectives

@@ -46,6 +46,7 @@ CORE = {
     "execute.planned.connected": "carries them by plan",
     "execute.planned.exchange": "the same",
     "execute.planned.layout": "the same",
+    "execute.planned.reports": "the same",
     "execute.watchdog": "ends a training whose peers are lost, or that a signal asks to end",
     "device.host": "a clock, to which share_times has no guard",
     "execute.process_location": "who sees whose processes, before training",

@@ -18,7 +18,6 @@ from megatron_adaptra.adapt.trial import (
     LONGER,
     LONGEST_BLOCK,
     Backoff,
-    Compared,
     History,
     Measured,
     Outcome,
@@ -126,7 +125,7 @@ def test_nothing_is_decided_where_the_stages_have_become_slower() -> None:
 
 def compared(
     seconds: Sequence[float], since: int, missing: Sequence[int] = (), control: float | None = None
-) -> Compared | None:
+) -> tuple[Outcome, Outcome] | None:
     """Iterations that take so many `seconds`, those after `since` with those before it."""
     history: History[Measured] = History()
     for i, one in enumerate(seconds):
@@ -139,12 +138,12 @@ def test_the_first_iteration_on_a_plan_and_two_outliers_do_not_count() -> None:
     seconds = [9.0, 1.0, 1.2, 50.0, 2.0, 30.0, 30.0, 2.1]
     for control in (None, 3.0):
         found = compared(seconds, 3, control=control)
-        assert found == Compared(Outcome(1.1, 2.1), Outcome(1.2, 2.0))
+        assert found == (Outcome(1.1, 2.1), Outcome(1.2, 2.0))
     assert compared(seconds[:-1], 3) is None
     for missing in (4, 5, 6, 7):
         assert compared(seconds, 3, [missing]) is None
     # Of those before, the last two that are known.
-    assert compared(seconds, 3, [1]) == Compared(Outcome(5.1, 2.1), Outcome(9.0, 2.0))
+    assert compared(seconds, 3, [1]) == (Outcome(5.1, 2.1), Outcome(9.0, 2.0))
     assert compared(seconds, 3, [0, 1]) is None
 
 
@@ -172,7 +171,7 @@ def test_iterations_that_only_jitter_are_not_slower() -> None:
             seconds[i] *= 0.85  # what a plan has to gain
         found = compared(seconds, BEFORE)
         assert found is not None
-        outcome = found.typical
+        outcome, _ = found
         wrong += ReplanPolicy().slower(outcome, 0.85 * outcome.before)
     assert wrong <= 20
 

@@ -12,7 +12,7 @@ from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.emulate.worker_emulator import SAMPLES, WorkerEmulator
 from megatron_adaptra.emulate.worker_rules import WorkerRule
-from megatron_adaptra.execute.slowed_probe import SlowedProbe
+from megatron_adaptra.execute.guarded_probe import SlowedProbe
 from megatron_adaptra.ir.op import Kind, Op
 
 

@@ -286,7 +286,7 @@ def awaits_what_is_known(me):
     reports.plan(0, f"of {me.rank}")
     other = 1 - me.rank
     until(lambda: reports.read() or (0, other) in reports.plans, "the other one has reported")
-    reports.await_plan(0, other, 2 * PATIENCE)  # and not for a second report
+    reports.await_one(other, 2 * PATIENCE, 0)  # and not for a second report
     me.meet()
     return reports.plans[0, other]
 

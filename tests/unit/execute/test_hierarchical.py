@@ -146,8 +146,8 @@ class Listener:
 
 def crossing(me, stages):
     links = links_of(me.rank, stages)
-    sent = [[] for _ in links._groups]
-    links._groups = [Listener(g, s) for g, s in zip(links._groups, sent, strict=True)]
+    sent = [[] for _ in links.groups]
+    links.groups = [Listener(g, s) for g, s in zip(links.groups, sent, strict=True)]
     exchange = links.open(100)
     for _ in range(5):
         exchange.run(word(me.rank))
@@ -173,4 +173,4 @@ def test_only_leaders_cross_stages():
 def test_one_member_a_stage_needs_no_second_level():
     links = links_of(0, [0], store=dist.HashStore())
     assert isinstance(links.open(8), FlatAllGather)
-    assert len(links._groups) == 1
+    assert len(links.groups) == 1

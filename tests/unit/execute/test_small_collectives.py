@@ -321,7 +321,7 @@ def patient(me):
         dist.all_reduce(flag)
         if step >= FIRST:
             assert flag.item() == 0
-            assert served.has_pending
+            assert served.pending
         if deferred:
             assert gradient[0].item() == me.rank + step
             me.meet()
@@ -333,7 +333,7 @@ def patient(me):
         except Odd:
             raised.append(step)
         assert norm.item() == 3.0
-        assert not served.has_pending
+        assert not served.pending
         if me.rank != 1:
             assert gradient.unique().tolist() == [2.0 + 2 * step]
     patched.close()

@@ -14,7 +14,7 @@ from transport.ranks import Processes, until
 
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import PeerLost
-from megatron_adaptra.execute.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.execute.failure_log import FailureLog
 from megatron_adaptra.execute.process_location import ProcessLocation, visible_pids
 from megatron_adaptra.execute.watchdog import Watchdog
 from megatron_adaptra.ir.op import Op
@@ -134,7 +134,7 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
 
 
 def notes(me):
-    failure_log = SharedFailureLog()
+    failure_log = FailureLog.shared()
     before = failure_log.read(), failure_log.missing()
     me.meet()
     failure_log.write(f"rank {me.rank} was first")
@@ -155,7 +155,7 @@ def test_first_word_stays_for_all():
 
 def sees_who_is_missing(me):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
-    failure_log = SharedFailureLog()
+    failure_log = FailureLog.shared()
     locations = [None] * 3
     dist.all_gather_object(
         locations, ProcessLocation.here()._replace(kernel="elsewhere" * (me.rank > 1))
@@ -189,7 +189,7 @@ def waits_in_a_row(me):
 
     As in a pipeline whose first stage hangs: the others began to wait earlier the later they are.
     """
-    failure_log = SharedFailureLog()
+    failure_log = FailureLog.shared()
     watchdog = Watchdog(me.rank, [0, 1, 2, 3], failure_log)
     if me.rank == 0:
         me.meet()  # it hangs, for its neighbours
@@ -220,7 +220,7 @@ def test_all_name_the_end_of_a_row_of_waits_in_any_order_of_timeouts():
 
 
 def outlives_the_store(me):
-    failure_log = SharedFailureLog()
+    failure_log = FailureLog.shared()
     me.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")

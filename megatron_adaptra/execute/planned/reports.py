@@ -79,10 +79,10 @@ class Reports:
                 self.waits[number, self._me] = rank
                 self._send(Kind.WAITS, number, rank)
 
-    def lost(self, number: int, rank: int, reason: str) -> Loss:
-        """Report that `rank` is lost in exchange `number`, for a `reason`.
+    def lost(self, number: int, rank: int, reason: str) -> None:
+        """Report that `rank` is lost in exchange `number`, for a `reason`, as the first loss known.
 
-        Where a loss is known already, report nothing. Returns the first loss that is known.
+        Where a loss is known already, report nothing.
         """
         with self._lock:
             if self.loss is None:
@@ -90,7 +90,6 @@ class Reports:
                 for send in self._send(Kind.LOST, number, rank, reason):
                     with contextlib.suppress(PeerLost):
                         send.wait(_LEAVES)
-            return self.loss
 
     def culprit(self, number: int, rank: int) -> int:
         """Find the rank to name where this one waits for `rank` in exchange `number`.
@@ -111,17 +110,11 @@ class Reports:
                 while rank not in self.closed and self._posted[rank][1].done():
                     self._take(rank)
 
-    def await_one(self, rank: int, seconds: float) -> None:
-        """Read, after waiting some `seconds` for a report of `rank`, or until it can send none."""
-        if rank not in self.closed:
-            with contextlib.suppress(PeerLost):
-                self._posted[rank][1].wait(seconds)
-        self.read()
+    def await_one(self, rank: int, seconds: float, number: int = -1) -> None:
+        """Read, after waiting some `seconds` for a report of `rank`, or until it can send none.
 
-    def await_plan(self, number: int, rank: int, seconds: float) -> None:
-        """Read, after waiting some `seconds` for what `rank` runs as plan `number`.
-
-        It returns at once where that is known, or another thread reads it meanwhile.
+        Return at once where it is known what `rank` runs as plan `number`, if another thread has
+        read that meanwhile.
         """
         with self._lock:
             if (number, rank) in self.plans or rank in self.closed:
