@@ -16,9 +16,7 @@ from transport.ranks import RankFixture, run
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
-from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
-from megatron_adaptra.adapter.step import planned_collectives, planned_groups
-from megatron_adaptra.adapter.step.gradients import GradientReduction
+from megatron_adaptra.adapter.step import planned_groups
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.collective import Goal
@@ -143,6 +141,8 @@ def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named(
 
 @pytest.mark.parametrize("goal", [Goal.ALL_REDUCE, Goal.REDUCE_SCATTER])
 def test_of_more_ranks_than_auto_chooses_for_none_are_connected(goal: Goal) -> None:
+    from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
+
     assert why_not(REDUCTIONS, Collective("auto", None, goal, 128)) == ""
     why = "auto chooses for at most 128 ranks, here are 129"
     assert why_not(REDUCTIONS, Collective("auto", None, goal, 129)) == why
@@ -150,6 +150,9 @@ def test_of_more_ranks_than_auto_chooses_for_none_are_connected(goal: Goal) -> N
 
 def numbered(me: RankFixture) -> list[tuple[int, ...]]:
     """Which ranks are late of all, of two groups of two, and between these."""
+    from megatron_adaptra.adapter.step import planned_collectives
+    from megatron_adaptra.adapter.step.gradients import GradientReduction
+
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planned_collectives, "data_parallel_number", lambda: me.rank)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from test_gradients import trained
 
-from megatron_adaptra.adapter.step.gradients import ShardedReduction
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.reductions.builders import direct_reduce_scatter
 
@@ -109,6 +108,8 @@ def buckets_of(ranks: int = 4, data: torch.Tensor | None = None, **settings: Any
 
 def why_not(goal: Goal, buckets: Any, allreduce: str = "direct", given: Any = None) -> str:
     """What is logged; "" where a plan does it."""
+    from megatron_adaptra.adapter.step.gradients import ShardedReduction
+
     sharded: Any = ShardedReduction.__new__(ShardedReduction)
     sharded._config, sharded._given = types.SimpleNamespace(allreduce=allreduce), given
     ours: Any = object()
