@@ -93,7 +93,8 @@ class Excess:
         if not self._seen or not self._of_kind or self._unseen > self._patience:
             return 0.0
         then = median(before for _, before in self._seen)
-        return self._now * (min(1.0, ours / then) if then > 0 else 1.0)
+        excess = self._now * (min(1.0, ours / then) if then > 0 else 1.0)
+        return excess if abs(excess) >= self._matters else 0.0
 
     @property
     def _now(self) -> float:

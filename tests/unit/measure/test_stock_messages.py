@@ -135,12 +135,13 @@ def test_what_was_measured_once_is_believed_for_a_while_and_longer_if_it_stays_s
 
 def test_an_excess_shrinks_as_the_link_heals() -> None:
     """Messages that wait for a credit take three delays of a slow link, and of a healed one."""
-    excess, slow, well = Excess(), 0.040, 0.0004
+    excess, slow, well = Excess(), 0.040, 0.0015
     for _ in range(RECENT):
         excess.measure(3 * slow, slow, matters=0.002)
     assert excess.believed(slow) == pytest.approx(2 * slow)
     assert excess.believed(2 * slow) == pytest.approx(2 * slow)
     assert excess.believed(well) == pytest.approx(2 * well)
+    assert excess.believed(well / 2) == 0.0, "too little to matter"
     for _ in range(RECENT):  # of one kind alone, while ours are well
         excess.measure(slow, well, matters=0.002)
     assert excess.believed(well) == pytest.approx(slow - well)
