@@ -42,7 +42,6 @@ class Plan:
 class Shape:
     """A shape lays out ranks as stages of `replicas`; `flags` are those of Megatron for it."""
 
-    name: str
     replicas: int = 1
     flags: tuple[str, ...] = ()
 
@@ -51,8 +50,7 @@ class Shape:
         return [(rank, rank + self.replicas) for rank in range(self.replicas)] if stages > 1 else []
 
 
-PP2 = Shape("PP 2")
-DP2 = Shape("PP 2 x DP 2", 2, ("--use-distributed-optimizer",))
+PP2, DP2 = Shape(), Shape(2, ("--use-distributed-optimizer",))
 
 MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
 _LARGE = (
