@@ -7,7 +7,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from megatron_adaptra.base.errors import BadFile, BadInput, as_text
 from megatron_adaptra.base.units import LONGEST, number, parse_bytes
 from megatron_adaptra.base.user_files import read_data
 
+ACTS = ("observe", "bits", "exact")
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
 ALLREDUCES = ("native", "auto", "direct", "stragglar")
@@ -25,6 +26,20 @@ ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
 SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
 AUTO = "auto"  # an activation budget: what the device has left
+OBSERVE = "observe"
+# What --adaptra-act sets where a setting is not given itself.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    OBSERVE: {"allreduce": "auto", "sync": "auto", "small_collectives": "off"},
+    "exact": {
+        "engine": "executor", "reroute": "auto", "allreduce": "auto", "sync": "auto",
+        "small_collectives": "fixed",
+    },
+}  # fmt: skip
+# All that a job may have that only observes.
+OBSERVED = {
+    "engine": ("native",), "reroute": ("off",), "small_collectives": ("off",),
+    "allreduce": ("native", "auto"), "sync": ("full", "auto"), "act_file": ("",),
+}  # fmt: skip
 
 
 def _setting(default: Any, text: str, **extra: Any) -> Any:
@@ -77,8 +92,25 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class AdaptraConfig:
-    """Settings of the plugin; flags are `--adaptra-` and the name. Times are seconds."""
+    """Settings of the plugin; flags are `--adaptra-` and the name. Times are seconds.
 
+    What `act` sets for other settings counts where these are made by `from_mapping` or `from_args`.
+    """
+
+    act: str = _setting(
+        "bits",
+        "observe: Megatron's own calls, measured; what would be done is logged; bits: what keeps "
+        "the bits of stock; exact: also what keeps the exact mean, in another order of sums. It "
+        "sets --adaptra-engine, -reroute, -allreduce, -sync and -small-collectives, each where it "
+        "is not given (docs/observe.md)",
+        choices=ACTS,
+    )
+    act_file: str = _setting(
+        "",
+        "file that holds on or off, read when it changes: off, plans go back to the start and what "
+        "would be done is logged; on, or no such file, they come into force",
+        metavar="FILE",
+    )
     engine: str = _setting(
         "native",
         "native: Megatron's own schedule with our communicator; executor: our own loop over ops; "
@@ -243,7 +275,7 @@ class AdaptraConfig:
             rules = getattr(self, name)
             if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
                 raise BadInput(name, rules, f"it has to be a list such as [{example}]")
-        for name, what in (("decision_log", "file"), ("record", "folder")):
+        for name, what in (("decision_log", "file"), ("record", "folder"), ("act_file", "file")):
             if not isinstance(getattr(self, name), str):
                 raise BadInput(name, getattr(self, name), f"it has to be the name of a {what}")
         for name in ("strict", "recompute", "encrypt"):
@@ -254,6 +286,16 @@ class AdaptraConfig:
         if self.engine == "native" and (self.policy in SPLITTING or self.recompute):
             name = "policy" if self.policy in SPLITTING else "recompute"
             raise BadInput(name, getattr(self, name), "it needs --adaptra-engine executor")
+
+        for name, some in OBSERVED.items() if self.observes else ():
+            if (value := getattr(self, name)) not in some:
+                one = " or ".join(some) or "none"
+                raise BadInput(name, value, f"with --adaptra-act observe it has to be {one}")
+
+    @property
+    def observes(self) -> bool:
+        """True where Megatron makes its own calls alone, and what would be done is logged."""
+        return self.act == OBSERVE
 
     def log_file(self, what: str = "") -> Path | None:
         """Return the log of decisions on `what`, or of the first pipeline's; None without one."""
@@ -297,17 +339,19 @@ class AdaptraConfig:
         Raises BadInput for an unknown name, with the nearest known one, and for unusable values.
         """
         refuse_unknown(data, [f.name for f in fields(cls)], where)
-        return cls(**data)
+        act = data.get("act")
+        return cls(**{**(PRESETS.get(act, {}) if isinstance(act, str) else {}), **data})
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> AdaptraConfig:
         """Flags over `--adaptra-config FILE` over defaults; raises BadInput."""
         path, flag = getattr(args, "adaptra_config", None), "--adaptra-config"
-        base = cls.from_mapping(load_yaml(Path(path), flag), str(path)) if path else cls()
+        found = load_yaml(Path(path), flag) if path else {}
+        cls.from_mapping(found, str(path))  # what is wrong in the file alone
         flags = {f.name: getattr(args, f"adaptra_{f.name}", None) for f in fields(cls)}
         given = {name: value for name, value in flags.items() if value is not None}
         try:
-            return replace(base, **given)
+            return cls.from_mapping({**found, **given}, str(path))
         except BadInput as error:
             if error.field not in given:
                 raise

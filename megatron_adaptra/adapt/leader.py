@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_adaptra.adapt.loop import Loop, Vote
+from megatron_adaptra.adapt.loop import SWAP_LEAD, Loop, Vote
 from megatron_adaptra.agree.agreement import (
     LONGEST_SWAP_LEAD,
     SLOTS,
@@ -20,8 +20,6 @@ from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import REPORTS, Controller, Report
 from megatron_adaptra.base.errors import AdaptraError
-
-SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 
 
 class Leader(Controller, Vote):
@@ -52,7 +50,7 @@ class Leader(Controller, Vote):
         self._proposed = 0
         self._not_before = 0  # the iteration from which on the store is tried again
         self._open: Proposal | None = None  # only the loop's thread looks at it
-        self._swap_lead = SWAP_LEAD
+        self._swap_lead = SWAP_LEAD  # doubled after a proposal that was aborted
         self._in_turn = threading.Lock()  # a proposal is sent before its decision
         loop.start(self)
         self._start_threads()

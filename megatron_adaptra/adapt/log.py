@@ -3,6 +3,7 @@
 Each line has its `kind`, the `job` and `number` of its decision, and `at`, seconds since 1970:
 
 - `decision`, `all-reduce`, `sync`: all that is known when it is proposed, see each remedy's own;
+  with `acting`, which is false, where that is all that happens;
 - `vote`: whether all ranks have `committed` it;
 - `prediction`: what an iteration is expected to take as the model knows it later, `refreshed_ms`;
 - `outcome`: what iterations have taken, `measured_ms`.
@@ -96,10 +97,10 @@ class DecisionLog(Generic[D]):
         self._job = secrets.token_hex(4)  # jobs, and starts of a job, may share a file
         self._file = None if path is None else LogFile(path, decisions.ABOUT)
 
-    def add(self, decision: D) -> None:
-        """Log a decision that is proposed."""
+    def add(self, decision: D, **more: Any) -> None:
+        """Log a decision that is proposed; `more`: of its line."""
         self.made += 1
-        self._write(self._kind, decision, version=VERSION, **decision.to_json())
+        self._write(self._kind, decision, version=VERSION, **decision.to_json(), **more)
 
     def close_vote(self, decision: D, committed: bool) -> None:
         """Log that a `decision` of the log is `committed`, and in force, or never will be."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from megatron_adaptra.adapt.log import D, Decision, DecisionLog
+from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import MOST_JOBS
@@ -19,6 +20,8 @@ from megatron_adaptra.measure.replica_speed import ReplicaRow
 from megatron_adaptra.measure.report import StageReport
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
+SWAP_LEAD = 2  # iterations between a proposal and its swap, where nothing is in the way
+OFF, ON_AGAIN = "acting is off", "acting is on again"
 
 
 class Vote(Protocol):
@@ -155,6 +158,21 @@ class Remedy(ABC, Generic[R, D]):
     def refused(self) -> None:
         """Take note that what was proposed last does not come into force."""
 
+    @abstractmethod
+    def back(self, why: str) -> Proposed[D] | None:
+        """Return a proposal of what runs while nothing is slow; None where it is in force.
+
+        `why`: the reason. Also None where its decision has figures that are not known yet.
+        """
+
+    @abstractmethod
+    def held(self, decision: D) -> None:
+        """Take note that the `decision` proposed last is only logged, and not to be repeated."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Propose from now on what was held, or gone back from, if it is still worth it."""
+
     def close(self) -> None:
         """Close the log: no iteration follows."""
         self.log.close()
@@ -172,12 +190,15 @@ class Loop(Generic[M]):
     Args:
         remedy: see Remedy; called by the thread once `start` is called; an attribute, too.
         announce: decisions go to the log of the training, too; an attribute, too.
+        acts: returns whether proposals are put to the vote now; while they are not, they are
+            logged, and what runs goes back to the start.
 
     `seen`: the last iteration that all ranks have reported, and that is dealt with.
     """
 
-    def __init__(self, remedy: M, *, announce: bool = True) -> None:
+    def __init__(self, remedy: M, *, announce: bool = True, acts: Acts = always) -> None:
         self.remedy, self.announce = remedy, announce
+        self._acts, self._off = acts, False
         self.seen = -1
         self._queue: queue.SimpleQueue[Report | Proposal | threading.Event | None]
         self._queue = queue.SimpleQueue()
@@ -248,10 +269,32 @@ class Loop(Generic[M]):
         del self._rows[iteration]
         row = dict(sorted(row.items()))
         proposed = self.remedy.observe(iteration, row)
+        before, self._off = self._off, not self._acts()
+        if self._off:
+            proposed = self._instead(iteration, proposed)
+        elif before:
+            self.remedy.resume()
         if proposed is not None:
             self._propose(iteration, proposed)
         self.remedy.observed(iteration, row)
         self.seen = iteration
+
+    def _instead(self, iteration: int, proposed: Proposed[Any] | None) -> Proposed[Any] | None:
+        """Return the proposal that goes to the vote while acting is off: the way back, if any.
+
+        Without one a decision that is `proposed` is logged, as what would be done.
+        """
+        decision = None if proposed is None else proposed.decision
+        if decision is not None:
+            self.remedy.held(decision)
+        back = self.remedy.back(OFF) if self._vote.can_propose(iteration) else None
+        if back is None and decision is not None:
+            decision.number, decision.detected = self.log.made, iteration
+            decision.iteration = self._vote.iteration + SWAP_LEAD
+            self.log.add(decision, acting=False)
+            if self.announce:
+                log_line(f"would be done, but {OFF}: {decision.sentence()}")
+        return back
 
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
         """Put to the vote what is `proposed` after the reports of `iteration`."""

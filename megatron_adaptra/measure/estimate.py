@@ -39,7 +39,7 @@ class Estimator:
         at_first: by stage, microbatches in flight until then.
         rendezvous: True where a message moves only after its receive is posted.
         everything: True where slow links delay the step's collectives, too; emulated ones do not.
-        on_device: True where collectives are NCCL's.
+        on_device: True where collectives are NCCL's; an attribute, too.
         first: the worker of its first stage.
     """
 
@@ -78,7 +78,7 @@ class Estimator:
             rendezvous=rendezvous, shared=cores is not None, on_device=on_device,
         )  # fmt: skip
         self._ops = [StageOps(cores, chunks) for _ in range(stages)]
-        self._on_device = on_device
+        self.on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
         self.correction = Correction()
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
@@ -138,7 +138,7 @@ class Estimator:
             "microbatches": self.microbatches, "hosts": list(self.hosts), "cores": self.cores,
             "message_bytes": self.message_bytes, "budget": budget, "rendezvous": self.rendezvous,
             "everything": self.everything, "chunks": self.chunks, "split": self._splits,
-            "recompute": self.recompute, "on_device": self._on_device,
+            "recompute": self.recompute, "on_device": self.on_device,
             "at_first": [null_if_infinite(x) for x in self._at_first],
         }  # fmt: skip
 
@@ -196,7 +196,7 @@ class Estimator:
         `corrected`: multiply op seconds by `correction`. `native`: for stock's messages and step.
         """
         scale = self.correction.factor if corrected else 1.0
-        ports = {} if native and self._on_device else self._links.ports()
+        ports = {} if native and self.on_device else self._links.ports()
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in stage.seconds())) for stage in self._ops]
         return Conditions(
@@ -271,7 +271,7 @@ class Estimator:
         messages. A budget of free GPU memory does not count the host's.
         """
         each, message = memory.per_microbatch, self.message_bytes
-        if not self._on_device:
+        if not self.on_device:
             return 0.0, each
         passing = max(0.0, (memory.peak_bytes or 0) - memory.peak * each)
         if self._budget.auto:

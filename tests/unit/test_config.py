@@ -57,6 +57,36 @@ def test_flag_equal_to_the_default_beats_the_file(file):
     assert config("--adaptra-config", path, "--adaptra-engine", "native").engine == "native"
 
 
+def test_act_sets_what_is_not_given(file):
+    exact = config("--adaptra-act", "exact")
+    assert (exact.engine, exact.reroute, exact.allreduce, exact.sync, exact.small_collectives) == (
+        "executor", "auto", "auto", "auto", "fixed",
+    )  # fmt: skip
+    assert config("--adaptra-act", "bits") == AdaptraConfig()
+    kept = config("--adaptra-act", "exact", "--adaptra-sync", "full", "--adaptra-engine", "native")
+    assert (kept.engine, kept.sync, kept.reroute) == ("native", "full", "auto")
+    path = file("act: exact\nallreduce: native\n")
+    assert config("--adaptra-config", path).allreduce == "native"
+    assert config("--adaptra-config", path, "--adaptra-act", "bits") == AdaptraConfig()
+    observe = config("--adaptra-act", "observe")
+    assert observe.observes
+    assert (observe.engine, observe.small_collectives, observe.sync) == ("native", "off", "auto")
+    assert not exact.observes
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("engine", "executor", "native"), ("engine", "stock", "native"), ("reroute", "swap", "off"),
+        ("allreduce", "direct", "native or auto"), ("sync", "share", "full or auto"),
+        ("small-collectives", "auto", "off"), ("act-file", "/tmp/act", "none"),
+    ],
+)  # fmt: skip
+def test_a_job_that_observes_changes_nothing(flag, value, words):
+    text = refusal(config, "--adaptra-act", "observe", f"--adaptra-{flag}", value)
+    assert text == f"--adaptra-{flag} {value!r}: with --adaptra-act observe it has to be {words}"
+
+
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
 def test_yaml_means_words_by_on_and_off(file, word):
     assert (
@@ -80,7 +110,7 @@ def test_every_setting_has_a_flag():
             "engine": "executor", "allreduce": "direct", "emulate_link": "0-1:1ms", "log": "a",
             "emulate_worker": "0.1:2x", "reroute": "swap", "sync": "share",
             "small_collectives": "off",
-            "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
+            "act": "exact", "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7"), *with_it), name) != getattr(
             AdaptraConfig(), name
@@ -154,7 +184,7 @@ def test_shipped_file_loads(request):
     [
         ("time_out", "did you mean 'timeout'?"),
         ("activation-budget", "did you mean 'activation_budget'?"),
-        ("zzz", "known are engine, policy"),
+        ("zzz", "known are act, act_file, engine"),
         ("5", "known are"),
     ],
 )

@@ -43,7 +43,9 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
     def _log_outcome(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
         super()._log_outcome(iteration, rows)
         reports, seconds = list(rows.values()), rows[0].seconds
-        if seconds is not None and (text := self._starvation.update(reports, seconds)):
+        if seconds is None or not self.estimator.on_device:
+            return
+        if text := self._starvation.update(reports, seconds):
             self.vote.note(text)
 
     def _update(self, rows: Mapping[int, StageReport]) -> Changed:
@@ -109,7 +111,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         if not self.rule.worth(plan, current, eased):
             return None
         native = self.estimator.conditions(native=True) if self._in_force.stock else None
-        why = why_swap(before, c, current, plan, plan.schedule is self._start, native)
+        back, on_device = plan.schedule is self._start, self.estimator.on_device
+        why = why_swap(before, c, current, plan, back, native, on_device)
         return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
 
     def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
@@ -150,7 +153,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
             return None
         native = self.estimator.conditions(native=True)
         worst = max(native.links, key=lambda link: native.message_seconds(*link))
-        why = why_leave(worst, conditions, native, current, plan)
+        on_device = self.estimator.on_device
+        why = why_leave(worst, conditions, native, current, plan, on_device)
         return Change(why, plan, current, conditions, links={worst: 0.0})
 
     def _choose(self, conditions: Conditions) -> Plan:
@@ -173,6 +177,7 @@ def why_swap(
     plan: Plan,
     back: bool,
     native: Conditions | None = None,
+    on_device: bool = True,
 ) -> str:
     """Describe the decision for changed links in one sentence, for people.
 
@@ -183,12 +188,13 @@ def why_swap(
         plan: what comes.
         back: whether that is the one without any slow link.
         native: what they are now for Megatron's own messages, where these are in use.
+        on_device: Megatron's own messages are a GPU's.
     """
     links = _changes(before, conditions, native)
     if back:
         return f"{links}: {_what_back(current, plan)}"
     rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
-    return f"{links}: {_remedies(current, plan)}{rest} ({_warmups(current, plan)})"
+    return f"{links}: {_remedies(current, plan, on_device)}{rest} ({_warmups(current, plan)})"
 
 
 def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
@@ -207,23 +213,28 @@ def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) ->
 
 
 def why_leave(
-    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan
-) -> str:
+    link: tuple[int, int], conditions: Conditions, native: Conditions, current: Plan, plan: Plan,
+    on_device: bool = True,
+) -> str:  # fmt: skip
     """Describe the decision in one sentence, where Megatron's own messages cost too much.
 
     Args:
         link: where most of it is spent.
-        conditions, native, current, plan: see `why_swap`.
+        conditions, native, current, plan, on_device: see `why_swap`.
     """
     return (
         f"Megatron's own messages hold up an iteration by {1e3 * current.extra:.3g} ms; most on "
         f"link {link[0]}->{link[1]}, which takes {_takes(link, conditions, native)}: "
-        f"{_remedies(current, plan)} ({_warmups(current, plan)})"
+        f"{_remedies(current, plan, on_device)} "
+        f"({_warmups(current, plan)})"
     )
 
 
-def _remedies(current: Plan, plan: Plan) -> str:
-    found = ["its messages leave the GPU's queue"] if current.schedule.stock else []
+def _remedies(current: Plan, plan: Plan, on_device: bool) -> str:
+    by_us = "our connections carry its messages"
+    if on_device:
+        by_us = "its messages leave the GPU's queue"
+    found = [by_us] if current.schedule.stock else []
     if not found or current.schedule.warmup != plan.schedule.warmup:
         found.append("a deeper warmup hides it")
     return ", and ".join(found)

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Offer, Proposed, Remedy
+from megatron_adaptra.adapt.loop import ON_AGAIN, RECENT_ITERATIONS, Offer, Proposed, Remedy
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
@@ -88,6 +88,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         self._not_before = 0  # the iteration from which on something may be chosen
         self._changed_for = 0  # iterations, at least
         self._nbytes, self._buffers = 0, Buffers()  # as reported last
+        self._held = ""  # the reason of a decision that waits until ranks act
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         self._ran[iteration] = bundle[ALL_REDUCE].choice
@@ -150,7 +151,8 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             if trial.failed is not None:
                 return self._undo(trial.failed)
         waits = iteration < self._not_before or attempt.backoff.blocks(iteration)
-        reason = changed or attempt.due(iteration) or self._delays_count(iteration)
+        reason = changed or attempt.due(iteration)
+        reason = reason or (not self._held and self._delays_count(iteration))
         if len(self._native) < FEWEST or waits or not reason:
             return None
         return self._choose(iteration)
@@ -196,9 +198,27 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
+        return self._by_native(native, why, again=self._attempt.backoff.until)
+
+    def _by_native(self, native: float, why: str, **figures: Any) -> Proposed[ReductionDecision]:
+        """Propose native, which takes `native` seconds. `figures`: more of its decision."""
         back = GroupReduction(self.vote.in_force[ALL_REDUCE].choice.by_native())
-        again = self._attempt.backoff.until
-        return self._proposed(back, Chosen(back.choice, native, native), why, again=again)
+        return self._proposed(back, Chosen(back.choice, native, native), why, **figures)
+
+    def back(self, why: str) -> Proposed[ReductionDecision] | None:
+        if self.vote.in_force[ALL_REDUCE].choice.native or not self._native:
+            return None
+        if self.log.last is not None:
+            self._held = self.log.last.why
+        return self._by_native(median(one.seconds for one in self._native), why)
+
+    def held(self, decision: ReductionDecision) -> None:
+        self._held, self._attempt.again = decision.why, None
+        self._estimate.accept()
+
+    def resume(self) -> None:
+        if self._held:
+            self._held, self._attempt.again = "", (0, f"{self._held}: {ON_AGAIN}")
 
     def _figures(self) -> Figures | None:
         """Return the figures for a choice now; None until ports are known."""

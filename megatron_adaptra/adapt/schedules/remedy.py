@@ -19,6 +19,7 @@ from megatron_adaptra.adapt.schedules.decisions import (
     Worker,
 )
 from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
+from megatron_adaptra.adapt.schedules.status import DelayRows, status_of
 from megatron_adaptra.adapt.trial import Outcome
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.ir.routes import Path, worker_name
@@ -31,7 +32,6 @@ from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
-KEPT_DELAYS = 512  # iterations
 LEARN = 4  # iterations between two comparisons of the model with what it models
 # Iterations after which it no longer counts that no plan gained enough from a change.
 AGAIN = LEARN * WINDOW
@@ -49,8 +49,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         log: of decisions, and the record of the run.
         workers: all that report, by number.
 
-    `delays` has, by iteration, the seconds of each link; of a long training every second iteration,
-    or every fourth, and so on. `predicted`: seconds that the last iteration was expected to take,
+    `delays`: see DelayRows. `predicted`: seconds that the last iteration was expected to take,
     uncorrected; None where that was not asked. `stays`: why what has changed has led to no plan,
     where that is worth a line; "" else.
     """
@@ -67,10 +66,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     ) -> None:
         super().__init__(len(start.order), log)
         self.estimator, self.rule = estimator, rule
-        self.delays: dict[int, dict[str, float]] = {}
+        self.delays = DelayRows()
         self.predicted: float | None = None
         self.stays = ""
-        self._every = 1  # of so many iterations the delays of one are kept
         self._start, self._in_force = start, start
         self._pipelines: Sequence[Estimator] = (
             estimator.estimators if isinstance(estimator, ReplicaEstimator) else [estimator]
@@ -84,6 +82,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self._over_budget = False  # a plan in force may take more memory than there is
         self._met = ""  # why no order but the start's is possible any more
         self._trials: Trials[P, K] = Trials(start, rule)
+        self._swapped: Change[P, K] | None = None  # that came into force last
+        self._held = False  # what has changed is dealt with, as ranks do not act
+        self._held_for: tuple[dict[Path, float], dict[int, float]] = {}, {}  # until they do
         # Changes to plan for, with the seconds and factors that the plan in force was made for.
         self._paths: dict[Path, float]
         self._workers: dict[int, float]
@@ -118,7 +119,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         for pipeline in self._pipelines:
             if pipeline.unmet:
                 self.vote.note(pipeline.unmet)
-        self._keep_delays(iteration)
+        self.delays.keep(iteration, self.estimator.delays())
         if ran is not None and self.predicted is not None:
             self._refresh_prediction(iteration, ran, self.predicted)
         in_force, possible = self.vote.in_force[SCHEDULE], self.vote.can_propose(iteration)
@@ -130,7 +131,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         return self._prepare() if possible else None
 
     def observed(self, iteration: int, row: Mapping[int, StageReport]) -> None:
-        status = self._status(iteration)
+        status = status_of(iteration, self.estimator, self.log, measured=bool(self.delays))
         self.vote.publish(status)
         self.log.record.iteration(iteration, list(row.values()), status)
 
@@ -139,6 +140,23 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
 
     def refused(self) -> None:
         self._remember_again(self._change)
+
+    def back(self, why: str) -> Proposed[PlanDecision] | None:
+        self._in_force = self.vote.in_force[SCHEDULE]
+        if self._in_force.same_as(self._start) or not self.estimator.known:
+            return None
+        return self._proposed(self._to_start(why, undoes=self._swapped))
+
+    def held(self, decision: PlanDecision) -> None:
+        self._held, change, (paths, workers) = True, self._change, self._held_for
+        if change.retry:  # others are found again
+            self._held_for = {**change.links, **paths}, {**change.workers, **workers}
+
+    def resume(self) -> None:
+        paths, workers = self._held_for
+        self._held, self._held_for = False, ({}, {})
+        self._paths |= paths
+        self._workers |= workers
 
     def close(self) -> None:
         self.log.settle()  # later runs have the same log
@@ -196,7 +214,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         if before:
             changed = Changed([], [])
         self._remember(changed)
-        if not possible:
+        self._held &= not changed.any
+        if not possible or self._held:
             return None
         if self._met:
             return self._back_for_good()
@@ -209,6 +228,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def swapped(self, change: Change[P, K], iteration: int) -> None:
         """Take note that `change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
+        self._swapped = change
         self._forget()
         if change.undoes is not None:
             self._remember_again(change.undoes)  # once it is not blocked any more
@@ -329,10 +349,16 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             if self._paths or self._workers:
                 self.stays = f"what has changed leads to no other order of ops: {self._met}"
             return None
+        return self._to_start(self._met, ", for good")
+
+    def _to_start(
+        self, why: str, end: str = "", undoes: Change[P, K] | None = None
+    ) -> Change[P, K]:
+        """Go back to the start because of `why`. `end`: of the sentence. `undoes`: see Change."""
         c = self._conditions()
-        plan, current = self._evaluate(self._start, c), self._evaluate(now, c)
-        back = self._way_back(current, plan, to_start=True)
-        return Change(f"{self._met}: {back}, for good", plan, current, c, trial=False)
+        plan, current = self._evaluate(self._start, c), self._evaluate(self._in_force, c)
+        why = f"{why}: {self._way_back(current, plan, to_start=True)}{end}"
+        return Change(why, plan, current, c, trial=False, undoes=undoes)
 
     def _for_memory(self) -> Change[P, K] | None:
         """Change to a plan that fits in memory, whose size is known in microbatches by now."""
@@ -413,29 +439,6 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         through = self._through.get(worker, {}).get(other, "")
         name = worker_name(worker, stages) if several else ""
         return LinkEnd(worker % stages, *self._hosts[worker], through, name)
-
-    def _status(self, iteration: int) -> dict[str, Any]:
-        """Return what charts of the training show.
-
-        `delays` in seconds per link, `alarms` the links that are out of their charts, and of the
-        last decision the predicted seconds of an iteration and their lower bound.
-        """
-        status = {
-            "iteration": iteration, "delays": self.estimator.delays() if self.delays else {},
-            "alarms": self.estimator.alarms(), "replans": self.log.committed,
-        }  # fmt: skip
-        if (last := self.log.last) is not None:
-            status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
-            status["lower_bound"] = last.lower_bound_ms / 1e3
-        return status
-
-    def _keep_delays(self, iteration: int) -> None:
-        """Keep the delays of an `iteration`: rows span the training, KEPT_DELAYS at most."""
-        if iteration % self._every == 0:
-            self.delays[iteration] = self.estimator.delays()
-        if len(self.delays) > KEPT_DELAYS:
-            self._every *= 2
-            self.delays = {i: row for i, row in self.delays.items() if i % self._every == 0}
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:
         """Log `predicted` once the model knows only what was measured under the plan that `ran`."""

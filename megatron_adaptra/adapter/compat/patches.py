@@ -123,7 +123,11 @@ def _watches(job: Job) -> bool:
 
 
 def _measures(job: Job) -> bool:
-    return job.device or job.config.budget.in_bytes
+    return _over_own_messages(job) or job.config.budget.in_bytes
+
+
+def _over_own_messages(job: Job) -> bool:
+    return job.device or job.config.observes
 
 
 _WITH_FLAG = "with --adaptra"  # the wrappers are there without it, too, and only call on
@@ -250,14 +254,15 @@ PATCHES: Mapping[str, Patch] = {
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "measures ops that Megatron's own schedule runs",
         Lasts.ITERATION,
-        "virtual pipeline stages; budgets in bytes; on GPUs; in the demo's run of stock Megatron",
+        "virtual pipeline stages; budgets in bytes; on GPUs; --adaptra-act observe; in the demo's "
+        "run of stock Megatron",
         lambda job: job.demo or _interleaves(job) or (job.runs and _measures(job)),
     ),
     "message-names": Patch(
         _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),
         "names the message that a lost rank was waited for with, or times it",
-        Lasts.ITERATION, "on GPUs; in the demo's run of stock Megatron",
-        lambda job: job.demo or (job.runs and job.device),
+        Lasts.ITERATION, "on GPUs; --adaptra-act observe; in the demo's run of stock Megatron",
+        lambda job: job.demo or (job.runs and _over_own_messages(job)),
     ),
     "rehearsal": Patch(
         _in(
@@ -268,8 +273,8 @@ PATCHES: Mapping[str, Patch] = {
             "send_forward_backward_recv_forward_backward",
         ),
         "sends Megatron's own messages a second time, by us, and compares what arrives",
-        Lasts.ITERATION, "on GPUs, in the job's third iteration",
-        lambda job: job.runs and job.device,
+        Lasts.ITERATION, "on GPUs, in the job's third iteration, unless --adaptra-act observe",
+        lambda job: job.runs and job.device and not job.config.observes,
     ),
     "emulated-sends": Patch(
         (  # torch compares an op with its own

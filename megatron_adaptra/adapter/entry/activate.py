@@ -127,14 +127,15 @@ def activate(
 
         activation.shares = Shares(session, reductions=lambda: activation.reductions)
         activation.undo_with(activation.shares.close)
+    say, acts = session.context.say, session.context.acts
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.reduce_by(GradientReduction(session.config, session.context.say))
+        activation.reduce_by(GradientReduction(session.config, say, acts))
     if resolved.uses("shards"):
         from megatron_adaptra.adapter.step.gradients import ShardedReduction
 
-        activation.reduce_by(ShardedReduction(session.config, session.context.say))
+        activation.reduce_by(ShardedReduction(session.config, say, acts))
     return activation
 
 

@@ -24,13 +24,14 @@ def save(session: Session, iteration: int) -> None:
     """After Megatron has saved `iteration`, in a folder of its own that this host has.
 
     What fails here does not end the training. Megatron makes no such folder for what it saves in
-    object storage, or locally for each rank.
+    object storage, or locally for each rank. Nothing is saved while acting is off: links that are
+    slow now are planned for when it is on again.
     """
     from megatron.training import get_args
 
     state = _state(session.run)
     folder = get_args().save
-    if state is None or not folder:
+    if state is None or not folder or not session.context.acts():
         return
     path = _path(folder, iteration)
     if not path.parent.is_dir():
@@ -48,7 +49,7 @@ def resume(session: Session) -> None:
     from megatron.training import get_args
 
     args = get_args()
-    if not args.load or not args.iteration:
+    if not args.load or not args.iteration or session.config.observes:
         return
     session.resumed = read_state(_path(args.load, args.iteration))
 

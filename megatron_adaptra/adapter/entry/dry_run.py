@@ -63,6 +63,8 @@ def _patched(lasts: Lasts, resolved: Resolved) -> list[str]:
 def _engine(args: Any, config: AdaptraConfig) -> str:
     if args.pipeline_model_parallel_size == 1:
         return "none: there is one stage, so there are no links"
+    if config.observes:
+        return "none: Megatron's own schedule and messages are measured"
     if config.engine == "executor" and not is_known():
         return "native: the executor is for known lines only"
     return config.engine

@@ -57,19 +57,41 @@ def run_stock(
 
     `sends`: of this job, None where no link is. `iteration`: which the emulation's rules name.
     """
-    with contextlib.ExitStack() as stack:
-        if sends is not None and not context.patches.why_not("emulated-sends"):
-            stack.enter_context(sends.slow(iteration))
+    with _slow(context, sends, iteration) as stack:
         if context.worker_emulator is not None and context.worker_emulator.rules:
             stack.enter_context(stock.slowed_ops(context.worker_emulator))
         return run_megatron(context, function, arguments)
 
 
-def run_measured(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
-    """Run Megatron's own schedule `function` over its own messages, and measure when ops run."""
+def run_measured(
+    context: RankContext,
+    sends: EmulatedSends | None,
+    iteration: int,
+    run: Run,
+    function: Any,
+    arguments: ScheduleArgs,
+) -> Any:
+    """Run Megatron's own schedule `function` over its own messages, and measure when ops run.
+
+    `sends`, `iteration`: see `run_stock`. The probe makes ops slow, where that is emulated.
+    """
     probe = context.probe
-    with timed_messages(probe), traced_ops(probe, run.line, probe.spoilt):
+    with (
+        _slow(context, sends, iteration),
+        timed_messages(probe),
+        traced_ops(probe, run.line, probe.spoilt),
+    ):
         return run_megatron(context, function, arguments)
+
+
+def _slow(
+    context: RankContext, sends: EmulatedSends | None, iteration: int
+) -> contextlib.ExitStack:
+    """Make emulated links slow for Megatron's own messages, in a `with` over what is returned."""
+    with contextlib.ExitStack() as stack:
+        if sends is not None and not context.patches.why_not("emulated-sends"):
+            stack.enter_context(sends.slow(iteration))
+        return stack.pop_all()
 
 
 def run_native(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:

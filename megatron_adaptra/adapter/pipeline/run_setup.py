@@ -251,20 +251,21 @@ def _loop(
         estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
         estimators[-1].resume(delays)
     if context.replicas == 1:
-        return Loop(PipelineRemedy(start, estimators[0], rule, log, workers), announce=announce)
+        pipeline = PipelineRemedy(start, estimators[0], rule, log, workers)
+        return Loop(pipeline, announce=announce, acts=context.acts)
     moves = mode_of(context.config.reroute, group.limits, means.executes)
     remedy = RouteRemedy(start, ReplicaEstimator(estimators), rule, log, workers, moves)
-    return Loop(remedy, announce=announce)
+    return Loop(remedy, announce=announce, acts=context.acts)
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
-    config = context.config
-    most = math.inf if context.device.behind else config.budget.microbatches
+    config, own = context.config, context.over_own_messages
+    most = math.inf if own else config.budget.microbatches
     start = starting_schedule(
         config.policy, context.stages, means.microbatches, means.chunks, most, means.recompute
     )
     start = start.replicated(context.replicas)
-    if context.device.behind and config.policy not in SPLITTING:
+    if own and config.policy not in SPLITTING:
         return over_own_messages(start)
     return start
 

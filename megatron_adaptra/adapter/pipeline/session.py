@@ -116,7 +116,8 @@ class Session:
             self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
-        self._rehearsal = Rehearsal(context) if device.behind else None
+        rehearses = device.behind and patches.uses("rehearsal")
+        self._rehearsal = Rehearsal(context) if rehearses else None
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
         self._watch: OpWatch | None = None  # of ops, where there are other replicas
         if patches.uses("watched-ops"):
@@ -188,9 +189,13 @@ class Session:
             if not run.stock and self._executor.runs(arguments):
                 result = self._executor.run(run, arguments, self.iteration)
             else:
-                by_megatron = run_measured if run.stock else run_native
                 with self._counts.around(run.program, arguments):
-                    result = by_megatron(self.context, run, function, arguments)
+                    if run.stock:
+                        result = run_measured(
+                            self.context, self._sends, self.iteration, run, function, arguments
+                        )
+                    else:
+                        result = run_native(self.context, run, function, arguments)
         met = ""
         if self._watch is not None and self._watch.met and WARMUP not in limits:
             met = self._watch.met.why

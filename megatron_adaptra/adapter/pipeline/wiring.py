@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
+from megatron_adaptra.adapt.switch import Acts, acts_of
 from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
@@ -90,6 +92,7 @@ class RankContext:
             Megatron's own.
         worker_emulator: makes ops slow, where this worker is to be; the probe's are already. None
             where no worker of the job is emulated.
+        acts: returns whether this rank's loops put proposals to the vote.
     """
 
     config: AdaptraConfig
@@ -107,6 +110,7 @@ class RankContext:
     notices: LogOnce | None
     device: Device
     worker_emulator: WorkerEmulator | None
+    acts: Acts
 
     @classmethod
     def create(
@@ -150,6 +154,9 @@ class RankContext:
             guard.call(LogOnce, dist.get_rank() == 0),
             device,
             emulation.worker,
+            acts_of(
+                config, f"rank {dist.get_rank()} on {socket.gethostname()}", dist.get_rank() == 0
+            ),
         )
         if config.reroute != "off" and why:
             context.say(f"each replica is planned by itself: {why}")
@@ -179,6 +186,11 @@ class RankContext:
     def replica(self) -> int:
         """This rank's replica, by number among those that are planned together."""
         return self.worker // len(self.ranks)
+
+    @property
+    def over_own_messages(self) -> bool:
+        """True where a healthy pipeline is Megatron's own: on GPUs, and in a job that observes."""
+        return self.device.behind or self.config.observes
 
     @property
     def budget(self) -> Budget:
@@ -306,8 +318,8 @@ def open_wiring(
     log = context.guard.call(_decision_log, config, group.leader)
     store = context.guard.call(lambda: DecisionStore(KeyValueStore("adaptra/")))
     neighbours = sorted({b for a, b in _links(context, chunks) if a == context.worker})
-    # On GPUs some probes are as large as messages; elsewhere our own messages measure as much.
-    nbytes = context.guard.call(message_bytes, arguments) if context.device.behind else 0
+    # Beside Megatron's own messages some probes are as large; ours measure as much themselves.
+    nbytes = context.guard.call(message_bytes, arguments) if context.over_own_messages else 0
     probes = context.guard.call(LinkProbes, probed, neighbours, nbytes or 0)
     cross = None
     if context.replicas > 1:

@@ -123,7 +123,7 @@ def new_source(
         stages=mpu.get_pipeline_model_parallel_world_size(), min_gain=config.min_gain,
         log=config.log_file("sync"),
         record=Path(config.record) / "sync.jsonl" if config.record else None,
-        offers=_offers(session, reductions),
+        offers=_offers(session, reductions), acts=session.context.acts,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
 from megatron_adaptra.adapter.step.planned_groups import (
@@ -94,14 +95,17 @@ class PlannedCollectives(ABC):
     Args:
         config: the job's settings.
         say: logs a sentence, once, at rank 0.
+        acts: see Loop.
 
     Raises:
         BadFile: `--adaptra-allreduce` names a file without a plan.
     """
 
-    def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: AdaptraConfig, say: Callable[[str], None], acts: Acts = always
+    ) -> None:
         self.active = self.announce = True
-        self._config, self._say = config, say
+        self._config, self._say, self._acts = config, say, acts
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[Any, PlannedGroup | str] = {}  # or why Megatron does it
         # The groups found for buckets on a host, whose tensors stay as they are.
@@ -310,7 +314,9 @@ class PlannedCollectives(ABC):
 
         overlaps = _overlaps(buckets.ddp_config)
         try:
-            planned = PlannedGroup(group, use, self._config, device, plan_of, sharded, overlaps)
+            planned = PlannedGroup(
+                group, use, self._config, device, plan_of, sharded, overlaps, self._acts
+            )
         except NoConnections as error:
             return str(error)
         if planned.loop is not None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.execute.planned.connected import Connected
@@ -35,6 +36,7 @@ class PlannedGroup:
         device: that buffers are on.
         plan_of: the plan that the setting names, for a goal and so many bytes.
         sharded, overlaps: see MeasuredReductions.
+        acts: see Loop.
 
     Raises:
         NoConnections: they cannot be opened, on all ranks for the same reason.
@@ -49,6 +51,7 @@ class PlannedGroup:
         plan_of: Callable[[Goal, int], CollectivePlan],
         sharded: bool = False,
         overlaps: bool = False,
+        acts: Acts = always,
     ) -> None:
         self.group, self.name, self._plan_of = group, name, plan_of
         auto = config.allreduce == AUTO
@@ -63,7 +66,7 @@ class PlannedGroup:
             self.adaptive = MeasuredReductions(
                 self._connected, group.rank(), ranks, config.min_gain, config.timeout,
                 config.log_file(f"{name}{ranks[0]}"), sharded, overlaps, device,
-                dist.get_backend(group),
+                dist.get_backend(group), acts,
             )  # fmt: skip
         self._first: Any = None
 

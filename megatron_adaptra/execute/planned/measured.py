@@ -14,6 +14,7 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
+from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.agree.agreement import Ballot, DecisionStore
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.channel import Channel
@@ -108,6 +109,7 @@ class MeasuredReductions:
         overlaps: buffers become ready, and are reduced, while others are computed.
         device: the one that the gradients are on.
         backend: the name of torch's, if the device is behind.
+        acts: see Loop.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class MeasuredReductions:
         overlaps: bool = False,
         device: Device = HOST,
         backend: str = "",
+        acts: Acts = always,
     ) -> None:
         self._connected, self._me, self._ranks, self._device = connected, me, ranks, device
         what = "measuring reductions" if device.behind else "the all-reduce"
@@ -152,7 +155,7 @@ class MeasuredReductions:
         else:
             stays = f"with {backend}" if device.behind else None
             decisions = DecisionLog(ReductionDecision, log)
-            self.loop = Loop(ReductionRemedy(ranks, min_gain, decisions, stays))
+            self.loop = Loop(ReductionRemedy(ranks, min_gain, decisions, stays), acts=acts)
             channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
             self._controller = Leader(ballot, channels, store, self.loop)
         connected.exchange.check = self.check

@@ -12,6 +12,7 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Loop, Offers
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.shares.remedy import ShareDecision, ShareRemedy
+from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.base import waits
@@ -41,6 +42,7 @@ class AdaptiveShares:
         log: file of decisions; None for none.
         record: file of what was measured and decided; None for none.
         offers: see ShareRemedy; those of the first rank.
+        acts: see Loop.
 
     `plan`: runs from one `begin` to the next one. `loop`: the loop that chooses counts, at rank 0;
     None at others.
@@ -57,6 +59,7 @@ class AdaptiveShares:
         log: Path | None = None,
         record: Path | None = None,
         offers: Offers | None = None,
+        acts: Acts = always,
     ) -> None:
         self._guard = Guard(f"shares of microbatches at rank {me}")
         self._full = self.plan = SyncPlan.full_of(replicas, microbatches)
@@ -70,7 +73,7 @@ class AdaptiveShares:
         self._vote = CountsVote(first, self._bundle())
         if me == 0:
             written = DecisionLog(ShareDecision, log, RunRecord(record))
-            self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers))
+            self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers), acts=acts)
             self.loop.start(self._vote)
 
     def _bundle(self) -> Bundle:
