@@ -29,9 +29,10 @@ _ONCE = (
     "megatron.core.distributed.finalize_model_grads",
 )
 _OURS = "megatron_adaptra."
+_PATCHES = "megatron_adaptra.adapter.compat.patch_attr"
 # Called in place of torch's functions, by the callers of these.
 _STAND_INS = (
-    "megatron_adaptra.adapter.compat.patch_attr",
+    _PATCHES,
     "megatron_adaptra.adapter.step.planned_collectives",
     "megatron_adaptra.execute.small.small_collectives",
 )
@@ -123,8 +124,8 @@ def _meeting(name: str, ranks: frozenset[int], finalize: CodeType | None) -> Tie
     `name`: of ProcessGroup's method. `finalize`: what comes after all ops.
     """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and _module(frame).startswith(_OURS):
-        frame = frame.f_back  # of this watch, or of several
+    while frame is not None and _module(frame) in (__name__, _PATCHES):
+        frame = frame.f_back  # of this watch, or of several; what calls one of ours is no op
     caller = ""
     while frame is not None:
         module = _module(frame)
