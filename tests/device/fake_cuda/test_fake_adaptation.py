@@ -93,6 +93,18 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     in_time("an iteration beside stock's", median(ours), median(stock))
 
 
+def test_a_job_that_observes_leaves_messages_in_the_queue(tmp_path: Path) -> None:
+    done = changing(
+        tmp_path, "--adaptra-act", "observe", links="0-1", at=(4, 15), iterations=16, queues=1,
+        **{"kernel-us": 100},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert done.complaints == []
+    assert decisions(done) == []
+    would = re.findall("adaptra: would be done, but acting is off: (.*)", done.text)
+    decided("what would be done is logged", any(INTO in one for one in would))
+
+
 def test_a_link_that_is_slow_three_times_is_hidden_each_time(tmp_path: Path) -> None:
     """Megatron's own messages are in use when it gets slow, and again when it has healed."""
     at, iterations = (4, 16, 30, 42, 56, 68), 82
