@@ -103,6 +103,9 @@ class PlanDecision(Decision):
             f"{_ends(self.links)}{in_words(self.again)}"
         )
 
+    def subject(self) -> str:
+        return f"the plan of iteration {self.iteration + 1}: an iteration takes"
+
 
 def _ends(links: Sequence[LinkChange]) -> str:
     """Describe where the slowest links are. Both directions of a link count once."""

@@ -75,6 +75,9 @@ class ShareDecision(Decision):
             text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
         return text
 
+    def subject(self) -> str:
+        return f"the counts of microbatches of iteration {self.iteration + 1}: an iteration takes"
+
 
 class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
     """A share remedy chooses how many microbatches each replica of a job runs.
