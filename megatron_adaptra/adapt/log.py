@@ -65,7 +65,7 @@ class Decision(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of the log for a decision that is proposed."""
-        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
+        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples", "recovered")
         return {key: value for key, value in vars(self).items() if key not in later}
 
     @abstractmethod

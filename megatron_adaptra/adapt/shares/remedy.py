@@ -65,9 +65,9 @@ class ShareDecision(Decision):
         text = f"from iteration {self.iteration + 1} on, {words}: {self.why}"
         if self.again is not None:
             return text + in_words(self.again)
-        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
         if self.after == [self.microbatches] * len(self.after):
             return text
+        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
         text += f", with {self.microbatches} each {self.full_ms:.4g}"
         known = [one for one in self.cheaper if one["leaves_ms"] is not None]
         if known:
