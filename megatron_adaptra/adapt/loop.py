@@ -315,7 +315,8 @@ class Loop(Generic[M]):
         if closing is None or closing[0] is not proposal:
             return
         decision, before = closing[1], self.log.last
-        self.log.close_vote(decision, bool(proposal.committed))
+        say = log_line if self.announce else None
+        self.log.close_vote(decision, bool(proposal.committed), say)
         if not proposal.committed:
             self.remedy.refused()
             return

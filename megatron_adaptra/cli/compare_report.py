@@ -11,7 +11,7 @@ from megatron_adaptra.base.units import size
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.cli.plugin import DEFAULT as PLUGIN
-from megatron_adaptra.cli.plugin import flags_of, kept_in_words
+from megatron_adaptra.cli.plugin import flags_of, kept_in_words, stays_stock
 from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms, number
@@ -215,10 +215,10 @@ def charts(result: Comparison, share: float) -> list[XYChart]:
 
 def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
     stock, default, out = outcome.stock, outcome.default, []
-    for name, plan in (
-        (f"with {PLUGIN}", default),
-        (f"stock Megatron ({outcome.stock_name})", stock),
-    ):
+    named = [(f"with {PLUGIN}", default), (f"stock Megatron ({outcome.stock_name})", stock)]
+    if stays_stock(default, stock):
+        named = [(" and ".join(name for name, _ in named), stock)]
+    for name, plan in named:
         if plan is not None:
             holds = f"{name}, holds {number(max(plan.peak_in_flight))} microbatches"
             if outcome.activation_bytes:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.view import gain
 from megatron_adaptra.view.findings import (
     equalities,
     memory_table,
@@ -44,12 +45,14 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
     `summary`: what summary.json holds, of a run with these `options`. `console`: where it goes.
     """
     arms = summary["arms"]["stock"], summary["arms"]["adaptra"]
-    table = Table(title="Iteration time, median ms")
+    table = Table(title="Iteration time, median ms (of so many iterations)")
     for name in ("phase", "stock", "adaptra", "stock / adaptra"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
-    for phase in arms[0]["phases"]:
-        a, b = (arm["phases"][phase]["iteration_ms"] for arm in arms)
-        table.add_row(phase, f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+        words = name == "phase"
+        table.add_column(name, justify="left" if words else "right", no_wrap=words)
+    for times in summary["times"]:
+        ms = (f"{times['stock_ms']:.0f}", f"{times['adaptra_ms']:.0f}")
+        style = "red" if gain.sign(times) == "slower" else None
+        table.add_row(gain.name(times), *ms, gain.factor(times, " x"), style=style)
     if (compared := summary["compared"]) is not None:
         table.add_section()
         first, last = compared["first_iteration"], compared["last_iteration"]
@@ -77,7 +80,7 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
             highlight=False,
         )
     for one in summary["all_reduces"]:
-        times = ", ".join(
+        after = ", ".join(
             f"{word} {ms:.0f} ms"
             for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
             if ms
@@ -85,13 +88,14 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
         console.print(
             f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
             f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
-            f"ms, {times})",
+            f"ms, {after})",
             highlight=False,
         )
     for shares in summary["shares"]:
         console.print(shares_line(shares), highlight=False)
-    if not (summary["replans"] or summary["all_reduces"] or summary["shares"]):
-        console.print("no replan: no change was worth one")
+    changes = summary["replans"] or summary["all_reduces"] or summary["shares"]
+    if why := gain.no_plan(summary["times"]) or ("" if changes else "No other plan was made"):
+        console.print(why, highlight=False)
     for what, how, good in equalities(summary):
         console.print(f"{what}: {how if good else f'[red]DIFFERENT[/]: they {how}'}")
     for text in summary["notes"]:

@@ -19,6 +19,7 @@ from megatron_adaptra.cli.plugin import (
     default_plan,
     flags_of_plan,
     kept_in_words,
+    stays_stock,
 )
 from megatron_adaptra.cli.replicas.failures import add_failures, run_failures
 from megatron_adaptra.cli.replicas.shares import run_shares, wants_shares
@@ -109,10 +110,11 @@ def _show(
     sends: str,
 ) -> None:
     conditions = job.conditions
-    plans = [(DEFAULT, default)] if default is not None else []
+    alike = stays_stock(default, stock)
+    plans = [(f"{DEFAULT}, or {STOCK}" if alike else DEFAULT, default)] if default else []
     if default is None or not plan.schedule.same_as(default.schedule):
         plans.append((flags_of_plan(plan, sends), plan))
-    if stock is not None and plan.schedule.policy != stock.schedule.policy:
+    if stock is not None and not alike and plan.schedule.policy != stock.schedule.policy:
         plans.append((STOCK, stock))
     rows = [
         (

@@ -69,6 +69,13 @@ def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
     return plan if RULE.gains(plan, start) else start
 
 
+def stays_stock(default: Plan | None, stock: Plan | None) -> bool:
+    """Return whether the `default` plan of the plugin is what `stock` Megatron runs, as fast."""
+    if default is None or stock is None or not default.schedule.same_as(stock.schedule):
+        return False
+    return math.isclose(default.predicted, stock.predicted)
+
+
 def _start(conditions: Conditions, sends: str) -> Plan | None:
     """Return the plan that a job begins with; None for a shape that Megatron refuses."""
     budget = conditions.activation_budget

@@ -31,6 +31,7 @@ from megatron_adaptra.demo.comparison import (
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.demo.phase_times import phase_times
 from megatron_adaptra.demo.rounding import Differences
 from megatron_adaptra.demo.shares import drawn_shares, share_entries
 from megatron_adaptra.ir.conditions import null_if_infinite
@@ -345,12 +346,18 @@ def _summary(
         shared=changed,
     )  # fmt: skip
     onset = options.from_iteration if options.emulate else 0
-    found = [one for one in run.decisions if one.detected >= onset]
-    detected = [one.detected for one in found]
+    plans = [(one.detected, one.iteration) for one in run.decisions]
+    adapts, made, more = options.policy == "adaptive", plans, list[tuple[int, int]]()
     if options.slow_replicas and options.emulate:
-        detected = [one["detected"] for one in shares if one["detected"] >= onset]
+        adapts = options.sync != "full" and not options.sync_counts
+        made = [(s["detected"], s["iteration"]) for s in shares]
+        more = plans  # cheaper remedies may be enough
     elif options.lateness:
-        detected = [one["detected"] for one in reduced if one["detected"] >= onset]
+        adapts = options.allreduce == "auto"
+        made = [(r["detected"], r["iteration"]) for r in reduced]
+    detected = [at for at, _ in made if at >= onset]
+    changes = [first for at, first in (*made, *more) if at >= onset]
+    adapts = bool(changes) or (adapts and options.emulate)
     return {
         "config": {
             **{name: getattr(options, name) for name in _SHAPE},
@@ -389,7 +396,8 @@ def _summary(
         "parameters_difference": differences.parameters_difference,
         "equal_to_rounding": differences.equal_to_rounding,
         "interrupted": run.interrupted or None,
-        # Ratios of the medians above, and no other statistic.
+        "times": phase_times(phases, iteration_ms, onset, changes if adapts else None),
+        # Ratios of the medians of phases, and no other statistic.
         "speedup_slow": ratio("slow" if options.emulate else "measured", "stock", "adaptra"),
         "slowdown_healthy": ratio("healthy", "adaptra", "stock"),
         "compared": None

@@ -180,7 +180,7 @@ class ReplicaSpeeds:
             now, before = found.get(replica, 1.0), self._decided.get(replica, 1.0)
             if (now == 1) != (before == 1) or apart(now, before, SLOW):
                 takes = f"takes {now:.1f} times as long as the others"
-                words.append(f"replica {replica} {takes if now != 1 else 'is as fast as others'}")
+                words.append(f"replica {replica} {takes if now != 1 else 'has recovered'}")
         return words
 
     def note(self) -> str | None:

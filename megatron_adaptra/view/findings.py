@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from megatron_adaptra.view import gain
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Mark, Series, known
@@ -36,17 +37,6 @@ def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
     return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
-def phase_ms(report: Report, arm: ArmReport, phase: str) -> float:
-    """Return the median ms of the `arm`'s iterations in the `phase`."""
-    return report.summary["arms"][arm.name]["phases"][phase]["iteration_ms"]
-
-
-def speedup(report: Report, phase: str) -> float:
-    """Return how many times as fast Adaptra runs in `phase`."""
-    stock, adaptra = (report.summary["arms"][name]["phases"] for name in ("stock", "adaptra"))
-    return stock[phase]["iteration_ms"] / adaptra[phase]["iteration_ms"]
-
-
 def slow_noun(config: Mapping[str, Any]) -> str:
     """Return the noun for the cause: slow link, path, worker, replica or port, or late rank.
 
@@ -57,10 +47,13 @@ def slow_noun(config: Mapping[str, Any]) -> str:
 
 
 def headline(report: Report) -> str:
-    """Return the result in one line: the speed-up, and what was slow or late meanwhile."""
+    """Return the result in one line: what the plan has gained, and what was slow meanwhile."""
     config, phase = report.summary["config"], key_phase(report.phases)
-    times = speedup(report, phase)
-    slow = " and ".join(_named(config[key], noun) for key, noun in _SLOW.items() if config[key])
+    if words := gain.no_plan(report.summary["times"]):
+        return words
+    key = gain.key_times(report.summary["times"], phase)
+    words = gain.in_words(key)
+    slow = " and ".join(_named(config[one], noun) for one, noun in _SLOW.items() if config[one])
     late = _named(config["late_ranks"], "rank") if config["late_ranks"] else ""
     whiles = [
         f"{names} {'are' if ' and ' in names else 'is'} {how}"
@@ -68,9 +61,10 @@ def headline(report: Report) -> str:
         if names
     ]
     if whiles and phase == "slow":
-        return f"{times:.2f}× as fast while {' and '.join(whiles)}"
+        return f"{words} while {' and '.join(whiles)}"
     healthy = ", links healthy" if phase == "healthy" else ""
-    return f"{times:.2f}× as fast as stock Megatron{healthy}"
+    than = {"faster": "as", "slower": "than", "alike": "from"}
+    return f"{words} {than[gain.sign(key)]} stock Megatron{healthy}"
 
 
 def _named(given: Sequence[str], noun: str) -> str:

@@ -25,6 +25,21 @@ class ArmFigures(TypedDict):
     iteration_ms: Sequence[float]
 
 
+class Times(TypedDict):
+    """Times are medians over iterations of a phase, or of `what` part of it, and their noise.
+
+    `noise`: share by which chance may move the ratio of both.
+    """
+
+    phase: str
+    what: str
+    first_iteration: int
+    last_iteration: int
+    stock_ms: float
+    adaptra_ms: float
+    noise: float
+
+
 class Compared(TypedDict):
     """A comparison names the iterations under one plan that predictions are compared with."""
 
@@ -107,6 +122,7 @@ class Summary(TypedDict):
     parameters_difference: float
     equal_to_rounding: bool | None
     interrupted: str | None
+    times: Sequence[Times]
     speedup_slow: float | None
     slowdown_healthy: float | None
     compared: Compared | None

@@ -57,13 +57,20 @@ def test_losses_and_evaluations_are_those_of_stock(plain: Done, adapted: Done) -
 def test_a_slow_link_costs_less_than_in_stock(adapted: Done, folder: Path) -> None:
     slow_stock = train(folder / "slow", 4, *SLOW, "--adaptra-engine", "stock", iterations=8)
     deepest = max(adapted.plans[0])
-    decided("a deeper plan by the checkpoint that is resumed", max(adapted.plans[9]) > deepest)
+    decided("a deeper plan by the checkpoint that is resumed", max(adapted.plans[10]) > deepest)
     decided("a deeper plan at the end", max(adapted.plans[-1]) > deepest)
     in_time("an adapted iteration", 1.5 * adapted.milliseconds(), slow_stock.milliseconds())
 
 
-def test_every_log_line_and_tensorboard_show_the_plan(adapted: Done, folder: Path) -> None:
+def test_every_log_line_and_tensorboard_show_what_the_iteration_ran(
+    adapted: Done, folder: Path
+) -> None:
     assert len(adapted.plans) == 20
+    changes = re.findall(r"from iteration (\d+) on, .*\(warmup (\S+) -> (\S+)\)", adapted.text)
+    decided("a plan", bool(changes))
+    for first, *depths in changes:
+        shown = adapted.plans[int(first) - 2 : int(first)]
+        assert [",".join(map(str, plan)) for plan in shown] == depths
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     written = events.EventAccumulator(str(folder / "adapted" / "charts"))
     written.Reload()
@@ -71,8 +78,8 @@ def test_every_log_line_and_tensorboard_show_the_plan(adapted: Done, folder: Pat
     depths = [f"adaptra/warmup/stage-{stage}" for stage in range(4)]
     assert set(depths) <= set(scalars)
     assert any(name.startswith("adaptra/delay-ms/") for name in scalars)
-    shown = [int(written.Scalars(name)[-1].value) for name in depths]
-    assert shown == adapted.plans[-1]
+    each = [[int(one.value) for one in written.Scalars(name)] for name in depths]
+    assert list(map(list, zip(*each, strict=True))) == adapted.plans
 
 
 def test_a_resumed_training_goes_on_with_its_plan(adapted: Done, folder: Path) -> None:
@@ -86,7 +93,7 @@ def test_a_resumed_training_goes_on_with_its_plan(adapted: Done, folder: Path) -
     whole[1] = resumed.printed[1][0], whole[1][1]
     assert resumed.printed == whole
     # Deeper than at the start: see test_a_slow_link_costs_less_than_in_stock.
-    assert resumed.plans[0] == adapted.plans[9]
+    assert resumed.plans[0] == adapted.plans[10]
 
 
 @pytest.mark.cold

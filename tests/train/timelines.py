@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_records import read_log
 
-from megatron_adaptra.demo.comparison import BUSY
+from megatron_adaptra.demo.comparison import BUSY, WARM_UP
 from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.schedule import Schedule
 
@@ -72,6 +72,10 @@ def check_report(done: dict[str, Any], out: Path) -> None:
     for key, phase, power in (("speedup_slow", "slow", 1), ("slowdown_healthy", "healthy", -1)):
         stock, mine = (arm[phase]["iteration_ms"] for arm in times)
         assert done[key] == pytest.approx((stock / mine) ** power)
+    for row in done["times"]:
+        span = slice(max(row["first_iteration"], WARM_UP), row["last_iteration"] + 1)
+        for name, arm in done["arms"].items():
+            assert row[f"{name}_ms"] == median(arm["iteration_ms"][span])
     for name, load in done["machine"]["cpu_share"].items():
         assert 0 < load["own"] <= 1, name
         busy = name != "compared" and load["others"] > BUSY

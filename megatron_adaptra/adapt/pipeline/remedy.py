@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Vote
-from megatron_adaptra.adapt.schedules.policy import Change
+from megatron_adaptra.adapt.schedules.policy import Change, frees, has_recovered, was
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -112,8 +112,10 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
             return None
         native = self.estimator.conditions(native=True) if self._in_force.stock else None
         back, on_device = plan.schedule is self._start, self.estimator.on_device
-        why = why_swap(before, c, current, plan, back, native, on_device)
-        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+        well = back and all(has_recovered(old, c.message_seconds(*x)) for x, old in before.items())
+        why = why_swap(before, c, current, plan, back, native, on_device, well)
+        seconds = time.perf_counter() - began
+        return Change(why, plan, current, c, seconds, before, retry=True, recovered=well)
 
     def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
         """Keep the links that are slower than `before`, as no plan gains enough from them.
@@ -178,6 +180,7 @@ def why_swap(
     back: bool,
     native: Conditions | None = None,
     on_device: bool = True,
+    recovered: bool = False,
 ) -> str:
     """Describe the decision for changed links in one sentence, for people.
 
@@ -189,10 +192,11 @@ def why_swap(
         back: whether that is the one without any slow link.
         native: what they are now for Megatron's own messages, where these are in use.
         on_device: Megatron's own messages are a GPU's.
+        recovered: none of them is slow any more.
     """
-    links = _changes(before, conditions, native)
+    links = _changes(before, conditions, native, recovered)
     if back:
-        return f"{links}: {_what_back(current, plan)}"
+        return f"{links}: {_what_back(current, plan)}{frees(current, plan) if recovered else ''}"
     rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
     return f"{links}: {_remedies(current, plan, on_device)}{rest} ({_warmups(current, plan)})"
 
@@ -244,11 +248,16 @@ def _changes(
     before: Mapping[tuple[int, int], float],
     conditions: Conditions,
     native: Conditions | None = None,
+    recovered: bool = False,
 ) -> str:
-    links = ", ".join(
-        f"{a}->{b} takes {_takes((a, b), conditions, native)}, "
-        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+    """Describe the links that have changed: what each takes, and took."""
+    found = [
+        (f"{a}->{b}", f"{_takes((a, b), conditions, native)}, {was(old)}")
         for (a, b), old in before.items()
+    ]
+    links = ", ".join(
+        f"{name} has recovered ({took})" if recovered else f"{name} takes {took}"
+        for name, took in found
     )
     return f"link {links}{ports_in_words(conditions, before)}"
 

@@ -52,6 +52,10 @@ class ReductionDecision(Decision):
         text = f"from reduction {when} on, gradients of {whose} go {back}: {self.why}{predicted}"
         return text + in_words(self.again, "reduction")
 
+    def subject(self) -> str:
+        whose, when = ranks_in_words(self.ranks), self.iteration + 1
+        return f"gradients of {whose} from reduction {when} on: after the last arrival it takes"
+
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """`ranks 0 to 7`, where they are equally far apart, `ranks 0, 2, ... 14`."""

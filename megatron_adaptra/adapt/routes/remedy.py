@@ -15,7 +15,13 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Offer, Proposed
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
-from megatron_adaptra.adapt.schedules.policy import Change, ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import (
+    Change,
+    ReplanPolicy,
+    frees,
+    has_recovered,
+    was,
+)
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links
@@ -25,7 +31,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE
+from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, apart
 from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import TRY_AGAIN, worker_in_words
@@ -214,10 +220,13 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
         workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
         eased = any(new < old for old, new in (*now.values(), *factors.values()))
-        what = _changes(paths, workers, c)
         self._accept()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
+        well = back and all(has_recovered(old, c.message_seconds(*x)) for x, old in paths.items())
+        well &= not any(apart(c.slow.get(worker, 1.0), 1.0) for worker in workers)
+        well &= bool(paths or workers)
+        what = _changes(paths, workers, c, well)
         worth = self.rule.worth(plan, current, eased)
         worth |= eased and back and self.rule.spares(plan, current)
         leaves = 1.0
@@ -237,9 +246,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             self.to_probe, self._asked = unproven, self._iteration
             return None
         self._forget()
-        why = f"{what}: {BACK if back else _what_runs(current, plan)}"
+        runs = BACK if back else _what_runs(current, plan)
+        why = f"{what}: {runs}{frees(current, plan) if well else ''}"
         seconds = time.perf_counter() - began
-        return Change(why, plan, current, c, seconds, paths, workers, retry=True)
+        return Change(why, plan, current, c, seconds, paths, workers, retry=True, recovered=well)
 
     def _choose(self, conditions: ReplicaConditions) -> ReplicaPlan:
         """Return the cheapest of the fastest plans if it is clearly faster; else the start."""
@@ -333,13 +343,22 @@ def _slow(workers: Iterable[int], c: ReplicaConditions) -> list[str]:
     return [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
 
 
-def _changes(paths: Mapping[Path, float], workers: Iterable[int], c: ReplicaConditions) -> str:
-    """Describe what has changed under conditions `c`, for people; `paths`: with seconds before."""
-    found = _slow(workers, c) + [
-        f"path {c.name(a)}>{c.name(b)} takes {link_in_words(c, (a, b))}, "
-        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+def _changes(
+    paths: Mapping[Path, float], workers: Iterable[int], c: ReplicaConditions, recovered: bool
+) -> str:
+    """Describe what has changed under conditions `c`, for people; `paths`: with seconds before.
+
+    `recovered`: none of these is slow any more.
+    """
+    each = {
+        f"path {c.name(a)}>{c.name(b)}": f"{link_in_words(c, (a, b))}, {was(old)}"
         for (a, b), old in paths.items()
-    ]
+    }
+    if recovered:
+        found = [f"worker {worker_name(worker, c.stages)} has recovered" for worker in workers]
+        found += [f"{path} has recovered ({took})" for path, took in each.items()]
+    else:
+        found = _slow(workers, c) + [f"{path} takes {took}" for path, took in each.items()]
     return ", ".join(first_of(found)) or "measured again"
 
 

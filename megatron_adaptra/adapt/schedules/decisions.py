@@ -73,6 +73,7 @@ class PlanDecision(Decision):
             `ReplicaConditions.to_json`.
         refreshed_ms: predicted again for the iterations to come, uncorrected, once all that the
             model uses was measured under the plan. Ops take longer while a pipeline stalls.
+        recovered: nothing is slow any more, and the first plan is back for what that frees.
     """
 
     KIND: ClassVar[str] = "decision"
@@ -91,17 +92,24 @@ class PlanDecision(Decision):
     plan: str
     conditions: dict[str, Any]
     refreshed_ms: float | None = None
+    recovered: bool = False
 
     def to_json(self) -> dict[str, Any]:
         links = [asdict(link) for link in self.links]
         return {**super().to_json(), "links": links, "stock_ms": 1e3 * self.stock.makespan}
 
     def sentence(self) -> str:
-        return (  # Megatron's log counts from one
-            f"from iteration {self.iteration + 1} on, {self.why}; an iteration is expected to "
-            f"take {self.predicted_ms:.4g} ms, without {self.predicted_without_ms:.4g}"
-            f"{_ends(self.links)}{in_words(self.again)}"
+        expected = (
+            f"; an iteration is expected to take {self.predicted_ms:.4g} ms, without "
+            f"{self.predicted_without_ms:.4g}"
         )
+        return (  # Megatron's log counts from one
+            f"from iteration {self.iteration + 1} on, {self.why}"
+            f"{'' if self.recovered else expected}{_ends(self.links)}{in_words(self.again)}"
+        )
+
+    def subject(self) -> str:
+        return f"the plan of iteration {self.iteration + 1}: an iteration takes"
 
 
 def _ends(links: Sequence[LinkChange]) -> str:

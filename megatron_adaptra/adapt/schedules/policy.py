@@ -24,6 +24,8 @@ from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 
+RECOVERED = 0.25  # share of what a message took on a slow link; it takes less on one that is not
+
 AnyPlan = Plan | ReplicaPlan
 AnyConditions = Conditions | ReplicaConditions
 
@@ -122,6 +124,7 @@ class Change(Generic[P, K]):
         undoes: the change that has made them slower.
         again: the iteration from which on that is tried again; None where it undoes none.
         tries: workers that get a microbatch to show what they take.
+        recovered: nothing that it is for is slow any more, and the start comes back.
     """
 
     why: str
@@ -136,6 +139,27 @@ class Change(Generic[P, K]):
     undoes: Change[P, K] | None = None
     again: int | None = None
     tries: tuple[int, ...] = ()
+    recovered: bool = False
+
+
+def has_recovered(before: float, now: float) -> bool:
+    """Return whether a message that takes `now` seconds, `before` these, is on a healthy link."""
+    return now <= RECOVERED * before
+
+
+def was(seconds: float) -> str:
+    """Describe the `seconds` that a message took before a change, to end a sentence."""
+    return f"before {1e3 * seconds:.3g} ms" if seconds else "from the start"
+
+
+def frees(current: AnyPlan, plan: AnyPlan) -> str:
+    """Describe the memory that the `current` plan holds beyond `plan`, to end a sentence."""
+    held = zip(current.peak_in_flight, plan.peak_in_flight, strict=True)
+    most = max(now - then for now, then in held)
+    if most <= 0:
+        return ""
+    noun = "microbatch" if most == 1 else "microbatches"
+    return f", which frees the memory of up to {most:.3g} {noun} on a stage"
 
 
 class Trials(Generic[P, K]):

@@ -430,6 +430,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             plan=schedule.text(),
             conditions=c.to_json(),
             again=change.again,
+            recovered=change.recovered,
         )
         return Proposed(bundle, decision)
 

@@ -65,15 +65,18 @@ class ShareDecision(Decision):
         text = f"from iteration {self.iteration + 1} on, {words}: {self.why}"
         if self.again is not None:
             return text + in_words(self.again)
-        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
         if self.after == [self.microbatches] * len(self.after):
             return text
+        text += f"; an iteration is expected to take {self.predicted_ms:.4g} ms"
         text += f", with {self.microbatches} each {self.full_ms:.4g}"
         known = [one for one in self.cheaper if one["leaves_ms"] is not None]
         if known:
             best = min(known, key=lambda one: float(one["leaves_ms"]))
             text += f"; {best['remedy']} would leave {best['leaves_ms']:.4g}"
         return text
+
+    def subject(self) -> str:
+        return f"the counts of microbatches of iteration {self.iteration + 1}: an iteration takes"
 
 
 class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):

@@ -44,18 +44,21 @@ def write_scalars(activation: Activation, training_log: Any, args: Any, kwargs: 
 
 
 def summary(run: Run | None) -> str:
-    """Describe this moment's plan for a log line, the same on every rank of the plan group."""
+    """Describe the plan that the last iteration ran, the same on every rank of the plan group.
+
+    By the time when Megatron logs an iteration, `run` has begun the next one.
+    """
     if run is None or run.abandoned:
         return "stock"
-    return f"warmup {','.join(map(str, run.controller.ballot.schedule.warmup))}"
+    return f"warmup {','.join(map(str, run.ran.warmup))}"
 
 
 def scalars(run: Run | None) -> dict[str, float]:
     """Return values for charts by name; delays are known on the leader and on the last rank."""
     if run is None or run.abandoned:
         return {}
-    status, schedule = run.controller.status, run.controller.ballot.schedule
-    found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}
+    status = run.controller.status
+    found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(run.ran.warmup)}
     for link, seconds in status.get("delays", {}).items():
         found[f"adaptra/delay-ms/{link.replace('>', '-to-')}"] = 1e3 * seconds
     for name in ("predicted", "lower_bound"):

@@ -26,7 +26,8 @@ class Run:
 
     `controller`: this rank's part in the replan loop. `microbatches`: per iteration. `iteration`:
     the first one of this run. `new_message()` makes an empty tensor for a message of the pipeline.
-    `abandoned`: it has ended, and Megatron runs what comes until another one begins.
+    `ran`: the schedule of the last iteration that is over. `abandoned`: it has ended, and Megatron
+    runs what comes until another one begins.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Run:
         self._linked: Bundle | None = None  # the last one whose links were taken
         self.abandoned = False
         self._unknown: set[int] = set()  # workers whose links' bandwidth is not measured any more
-        self._schedule = self._next(iteration)
+        self._schedule = self.ran = self._next(iteration)
         self.program = lower(self._schedule, context.ahead)
         wiring.mailbox.begin(iteration, new_message, self.program.routes)
 
@@ -74,7 +75,8 @@ class Run:
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """Begin `iteration`: take its program, and post its first receives."""
         schedule = self._next(iteration)
-        before, self._schedule = self._schedule, schedule
+        self.ran = before = self._schedule
+        self._schedule = schedule
         if schedule is not before:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self.program = lower(schedule, self._context.ahead)

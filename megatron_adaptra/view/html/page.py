@@ -42,14 +42,17 @@ def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> s
     return element("header", *parts, *more)
 
 
-def tiles(items: Sequence[tuple[str, str]]) -> str:
-    """The few numbers a reader takes home, `items`: each with what it is; the first stands out."""
+def tiles(items: Sequence[tuple[str, str]], first: str = "main") -> str:
+    """The few numbers a reader takes home, `items`: each with what it is.
+
+    `first`: how the first one stands out: main, bad, or not at all if empty.
+    """
     boxes = [
         element(
             "div",
             element("b", text(big)),
             element("span", text(small)),
-            class_="tile main" if i == 0 else "tile",
+            class_=f"tile {first}".strip() if i == 0 else "tile",
         )
         for i, (big, small) in enumerate(items)
     ]

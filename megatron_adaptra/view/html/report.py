@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.view import findings
+from megatron_adaptra.view import findings, gain
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import Report, Simulated
-from megatron_adaptra.view.summary import AllReduce, Replan, Shares
+from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
 from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.theme import arm_colour
@@ -60,22 +60,24 @@ def _header(report: Report) -> str:
 
 def _tiles(report: Report) -> str:
     """The few numbers a reader takes home."""
-    phase = findings.key_phase(report.phases)
-    shown = " → ".join(number(findings.phase_ms(report, arm, phase)) for arm in report.arms)
-    names = " → ".join(arm.name for arm in report.arms)
+    phase, times = findings.key_phase(report.phases), report.summary["times"]
+    key, waits = gain.key_times(times, phase), gain.wait(times)
+    shown = f"{number(key['stock_ms'])} → {number(key['adaptra_ms'])} ms"
     where = f" in the {phase} phase" if phase != "measured" else ""
-    items = [(f"{shown} ms", f"an iteration{where}, {names}")]
+    part = f", {key['what']}" if key["what"] else ""
+    items = [(shown, f"an iteration{where}{part}, stock → adaptra")]
     for arm in report.arms:
         if arm.name == "adaptra" and (error := findings.error(report, arm)):
             items.append((error, "measured against the plan's prediction"))
     if "healthy" in report.phases and phase != "healthy":
-        times = findings.speedup(report, "healthy")
-        items.append((f"{times:.2f}×", "stock / adaptra in the healthy phase"))
-    if (after := report.summary["detected_after_iterations"]) is not None:
-        noun = "iteration" if after == 1 else "iterations"
-        cause = findings.slow_noun(report.summary["config"])
-        items.append((f"{after} {noun}", f"until the {cause} was known"))
-    return tiles(items)
+        healthy = gain.key_times(times, "healthy")
+        noise = ", within noise" if gain.sign(healthy) == "alike" else ""
+        words = f"stock / adaptra in the healthy phase{noise}"
+        items.append((f"{gain.ratio(healthy):.2f}×", words))
+    if waits is not None and waits is not key:
+        cause, ms = findings.slow_noun(report.summary["config"]), number(waits["adaptra_ms"])
+        items.append((gain.length(waits), f"of {ms} ms until a plan for the {cause} ran"))
+    return tiles(items, {"faster": "main", "slower": "bad", "alike": ""}[gain.sign(key)])
 
 
 def _notes(report: Report) -> str:
@@ -173,11 +175,16 @@ def _results(report: Report) -> str:
         for i, arm in enumerate(arms)
     ]
     rows = [element("tr", "<th></th>", *names, "<th>stock / adaptra</th>")]
-    times = []
-    for phase in report.phases:
-        cells = [_ms(findings.phase_ms(report, arm, phase)) for arm in arms]
-        times.append(_row(phase, cells, f"{findings.speedup(report, phase):.2f}×", phase == key))
-    rows += _group("Iteration time, median", times, len(arms))
+    times = [
+        _row(
+            gain.name(one),
+            [_ms(one["stock_ms"]), _ms(one["adaptra_ms"])],
+            gain.factor(one, "×"),
+            _tone(one, one is gain.key_times(report.summary["times"], key)),
+        )
+        for one in report.summary["times"]
+    ]
+    rows += _group("Iteration time, median (of so many iterations)", times, len(arms))
     figures = [report.summary["arms"][arm.name] for arm in arms]
     plan = [
         _row(word, [_ms(one) for one in ms], _times(ms))
@@ -234,15 +241,22 @@ def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
     return [head, *rows] if rows else []
 
 
+def _tone(times: Times, strong: bool) -> str:
+    """Return the class of a cell: colour follows the sign of what is gained."""
+    found = gain.sign(times)
+    tone = {"faster": "", "slower": "bad", "alike": "plain"}[found]
+    return f"{'strong' * strong} {tone}".strip()
+
+
 def _row(
-    name: str, cells: Sequence[str], last: str = "", strong: bool = False, wraps: bool = False
+    name: str, cells: Sequence[str], last: str = "", tone: str = "", wraps: bool = False
 ) -> str:
     kind = "wraps" if wraps else None
     return element(
         "tr",
         element("td", text(name)),
         *(element("td", text(cell), class_=kind) for cell in cells),
-        element("td", text(last), class_="strong" if strong else None),
+        element("td", text(last), class_=tone or None),
     )
 
 

@@ -77,6 +77,8 @@ tr.group th { padding-top: 16px; color: var(--ink); }
 tbody tr:last-child td { border-bottom: 0; }
 td.wraps { white-space: normal; min-width: 84px; }
 td.strong { font-weight: 650; color: var(--accent); }
+td.plain { color: inherit; }
+.tile.bad b, td.bad { color: var(--bad); }
 th i { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
 .replans { list-style: none; margin: 10px 0 0; padding: 0; }
 .replans li { display: grid; grid-template-columns: 120px 1fr; gap: 4px 18px; padding: 10px 0;

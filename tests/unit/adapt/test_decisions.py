@@ -129,6 +129,22 @@ def test_what_is_known_of_an_outcome_is_logged_when_another_plan_comes_or_the_en
     assert [row["measured_ms"] for row in read_log(tmp_path / "log")] == [3.5, 6.5]
 
 
+@pytest.mark.parametrize(
+    ("took", "words"),
+    [(104.0, "104 ms, as predicted (100)"), (106.0, "106 ms, predicted were 100")],
+)
+def test_what_came_of_a_decision_is_a_sentence_where_it_was_announced(
+    took: float, words: str
+) -> None:
+    log, lines = DecisionLog(PlanDecision, None), list[str]()
+    for number, say in ((10, None), (13, lines.append), (16, lines.append)):
+        log.close_vote(decision(number), True, say)
+    for ran in range(12, 18):  # the last plan begins with 18
+        log.outcome(ran, took / 1e3)
+    log.close()
+    assert lines == [f"the plan of iteration 16: an iteration takes {words}"]
+
+
 def test_jobs_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     """Two at once, and one that is started again: every line is whole, and is there."""
     path, count = tmp_path / "decisions.jsonl", 50

@@ -168,6 +168,8 @@ def test_the_default_stays_where_a_plan_saves_too_little(here):
     assert plan["predicted_ms"] < plan["stock_ms"] == plan["default_engine_ms"]
     out, _ = here("plan", *words)
     assert "--adaptra stays with 1f1b here" in out
+    (row,) = [line for line in out.splitlines() if "│ 1f1b" in line]
+    assert "--adaptra, or none: stock Megatron" in row
     gain = int(100 * (1 - plan["predicted_ms"] / plan["stock_ms"])) / 100
     assert gain < 0.15
     assert f" --adaptra --adaptra-min-gain {gain:g} " in out

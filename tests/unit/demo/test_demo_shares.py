@@ -96,7 +96,8 @@ def test_page_and_table_show_what_was_decided() -> None:
     report = replace(sample_report(config=config, shares=decided, replans=[]), simulated=[shared])
     page = report_html(report)
     for text in (
-        "as fast while replica 2 is slow", "slow replica 2:2x", "until the slow replica was known",
+        "as fast while replica 2 is slow", "slow replica 2:2x",
+        "until a plan for the slow replica ran",
         "One iteration of all replicas, before and after", "Shares of microbatches",
         "replica 2 takes 2 times as long", "8,8,8,8 → 9,9,5,9 microbatches", "predicted 130 ms",
         "measured 120 ms", "shares of a collective would leave 185 ms",

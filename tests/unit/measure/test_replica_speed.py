@@ -66,7 +66,7 @@ def test_a_slow_replica_in_words_and_figures():
     assert each == pytest.approx([SECONDS, SECONDS, 1.8 * SECONDS, SECONDS], rel=0.05)
     assert share_by_speed(speeds.speeds(), COUNT).sync.counts == (9, 9, 5, 9)
     ((i, words),) = run(speeds, rows(rng, 20, counts=(9, 9, 5, 9)))
-    assert (words, i <= 8) == (["replica 2 is as fast as others"], True)
+    assert (words, i <= 8) == (["replica 2 has recovered"], True)
     assert share_by_speed(speeds.speeds(), COUNT).sync.full
 
 
@@ -111,7 +111,7 @@ def test_slowness_that_begins_to_rotate_gives_all_their_own_again():
     rng, speeds = random.Random(SEED), ReplicaSpeeds(4)
     run(speeds, rows(rng, 60, {1: 2.0}))
     found = run(speeds, [iteration(rng, {i % 4: 2.0}, (COUNT,) * 4) for i in range(80)])
-    assert [words for _, words in found] == [["replica 1 is as fast as others"]]
+    assert [words for _, words in found] == [["replica 1 has recovered"]]
 
 
 def test_what_does_not_depend_on_counts_is_found_when_they_change():
@@ -181,7 +181,7 @@ def test_what_is_left_of_slowness_is_too_little_to_be_slow():
     run(speeds, rows(rng, 30))
     run(speeds, rows(rng, 20, {1: 2.0}))
     ((_, words),) = run(speeds, rows(rng, 20, {1: 1.15}))
-    assert words == ["replica 1 is as fast as others"]
+    assert words == ["replica 1 has recovered"]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -204,7 +204,7 @@ def test_one_that_was_a_bit_slow_is_found_when_it_gets_slow_and_when_it_is_as_be
     assert words == ["replica 3 takes 1.3 times as long as the others"]
     assert when <= 12
     ((when, words),) = run(speeds, rows(rng, 30, {3: 1.1}, sigma=0.01))
-    assert words == ["replica 3 is as fast as others"]
+    assert words == ["replica 3 has recovered"]
     assert when <= 12
 
 
