@@ -163,6 +163,10 @@ class Remedy(ABC, Generic[R, D]):
 M = TypeVar("M", bound=Remedy[Any, Any])
 
 
+def _log(text: str) -> None:
+    log_line(text)  # looked up at each call
+
+
 class Loop(Generic[M]):
     """A loop gathers a row of reports per iteration, asks its remedy, and holds one open vote.
 
@@ -171,12 +175,13 @@ class Loop(Generic[M]):
 
     Args:
         remedy: see Remedy; called by the thread once `start` is called; an attribute, too.
-        announce: decisions go to the log of the training, too; an attribute, too.
+        announce: takes a line for the log of the training when a decision is in force; None to log
+            nothing; an attribute, too.
 
     `seen`: the last iteration that all ranks have reported, and that is dealt with.
     """
 
-    def __init__(self, remedy: M, *, announce: bool = True) -> None:
+    def __init__(self, remedy: M, *, announce: Callable[[str], None] | None = _log) -> None:
         self.remedy, self.announce = remedy, announce
         self.seen = -1
         self._queue: queue.SimpleQueue[Report | Proposal | threading.Event | None]
@@ -277,7 +282,7 @@ class Loop(Generic[M]):
             self.remedy.refused()
             return
         self.remedy.switched(decision, before)
-        if self.announce:
-            log_line(decision.sentence())
+        if self.announce is not None:
+            self.announce(decision.sentence())
             if self.remedy.explains:
                 self._vote.note(self.remedy.explains)

@@ -14,13 +14,13 @@ from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy, Vot
 from megatron_adaptra.adapt.schedules.decisions import (
     WARMUP,
     LinkChange,
-    LinkEnd,
     PlanDecision,
-    Worker,
 )
 from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
 from megatron_adaptra.adapt.trial import Outcome
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
+from megatron_adaptra.diagnose.finding import Place, Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
@@ -48,6 +48,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         rule: by which plans are made and compared.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
+        diagnosis: finds who is slow; None where nobody wants to know.
 
     `delays` has, by iteration, the seconds of each link; of a long training every second iteration,
     or every fourth, and so on. `predicted`: seconds that the last iteration was expected to take,
@@ -64,6 +65,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         rule: ReplanPolicy,
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
+        diagnosis: PipelineDiagnosis | None = None,
     ) -> None:
         super().__init__(len(start.order), log)
         self.estimator, self.rule = estimator, rule
@@ -75,7 +77,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self._pipelines: Sequence[Estimator] = (
             estimator.estimators if isinstance(estimator, ReplicaEstimator) else [estimator]
         )
-        self._hosts = tuple(workers)
+        self._hosts, self._diagnosis = tuple(workers), diagnosis
         self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
         self._change: Change[P, K]  # proposed last
         self._ran: dict[int, Schedule] = {}  # in recent iterations
@@ -115,6 +117,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             return None  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
         changed = self.measure(iteration, row, ran)
+        if self._diagnosis is not None and self.estimator.known:
+            self._diagnosis.update(iteration, self._usable(row))
         for pipeline in self._pipelines:
             if pipeline.unmet:
                 self.vote.note(pipeline.unmet)
@@ -404,15 +408,16 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             plan=schedule.text(),
             conditions=c.to_json(),
             again=change.again,
+            answers=[] if self._diagnosis is None else self._diagnosis.answers(change),
         )
         return Proposed(bundle, decision)
 
-    def _end(self, worker: int, other: int) -> LinkEnd:
+    def _end(self, worker: int, other: int) -> Place:
         """Return the end at a `worker` of the link to the `other` one."""
         stages, several = self._start.stages, self._start.replicas > 1
         through = self._through.get(worker, {}).get(other, "")
         name = worker_name(worker, stages) if several else ""
-        return LinkEnd(worker % stages, *self._hosts[worker], through, name)
+        return Place(worker % stages, *self._hosts[worker], through, name)
 
     def _status(self, iteration: int) -> dict[str, Any]:
         """Return what charts of the training show.
