@@ -78,7 +78,7 @@ class Case:
             return replace(report, links=links)
         return report
 
-    def said(self) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
         """Return the events of the diagnosis."""
         events: list[dict[str, Any]] = []
         estimator = _estimator(self.run.about)
@@ -147,7 +147,7 @@ def main() -> None:
         after: list[int] = []
         for _ in range(options.cases):
             case = Case(kind, runs, rng)
-            events = case.said()
+            events = case.events()
             fault = case.wrong(events)
             faults[fault] += 1
             after += [e["found"] - case.begin for e in events if e["state"] == OPENED and not fault]

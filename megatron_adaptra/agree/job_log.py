@@ -55,7 +55,7 @@ class JobLog:
         return self._store.put(str(number), text)
 
     def read(self, last: bool = False) -> None:
-        """Write what other ranks have said; on rank 0, as often as it likes. `last`: now."""
+        """Write what other ranks have sent; on rank 0, as often as it likes. `last`: now."""
         now = time.monotonic()
         if self._rank or self._store is None or (now < self._looked + LOOK and not last):
             return

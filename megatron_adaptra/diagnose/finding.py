@@ -108,7 +108,7 @@ class Finding:
         return f"{self.by}-{self.number}"
 
     def to_json(self, state: str) -> dict[str, Any]:
-        """Return the event that it is `opened`, `changed` or `closed`; times are milliseconds."""
+        """Return the event for its `state`, one of STATES; times are milliseconds."""
         about = KINDS[self.kind]
         unit = 1e3 if about.ms else 1.0
         ms = {
@@ -127,7 +127,7 @@ class Finding:
         }  # fmt: skip
 
     def sentence(self, state: str) -> str:
-        """Describe the finding in one line; Megatron's log counts iterations from one."""
+        """Describe the finding and its `state` in one line; Megatron's log counts from one."""
         if state == CLOSED:
             assert self.until is not None
             count = self.until - self.since

@@ -72,7 +72,7 @@ class LinkWatch:
         self._normal: float | None = None
 
     def update(self, iteration: int, seconds: float, stage_seconds: float) -> None:
-        """Take the `seconds` of an iteration. `stage_seconds`: see DelayChart."""
+        """Take the `seconds` of an `iteration`. `stage_seconds`: see DelayChart."""
         self.well = None
         self._samples.add(iteration, seconds)
         before, chart = self._chart.level or 0.0, self._chart
@@ -112,7 +112,7 @@ class Queue:
         return median(self._recent) if self._recent else 0.0
 
     def update(self, iteration: int, share: float) -> None:
-        """Take the `share` of an iteration."""
+        """Take the `share` of an `iteration`."""
         self.over = None
         self._samples.add(iteration, share)
         self._recent.append(share)

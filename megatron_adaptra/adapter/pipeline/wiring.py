@@ -153,7 +153,7 @@ class RankContext:
             guard.call(LogOnce, dist.get_rank() == 0),
             JobLog(
                 dist.get_rank(),
-                guard.call(lambda: KeyValueStore("adaptra/said/")),
+                guard.call(lambda: KeyValueStore("adaptra/lines/")),
                 config.log_file("findings"),
             ),
             device,

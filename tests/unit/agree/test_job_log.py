@@ -15,7 +15,7 @@ def test_rank_0_writes_the_lines_and_events_of_all(tmp_path: Path) -> None:
     store, path = dist.HashStore(), tmp_path / "decisions.jsonl"
     written: dict[int, list[str]] = {rank: [] for rank in range(3)}
     logs = [
-        JobLog(rank, KeyValueStore("said/", lambda: store), path, written[rank].append)
+        JobLog(rank, KeyValueStore("lines/", lambda: store), path, written[rank].append)
         for rank in range(3)
     ]
     logs[0].say("first", {"n": 0})
@@ -40,7 +40,7 @@ def test_without_a_store_a_line_is_written_where_it_was_made(tmp_path: Path) -> 
         def add(self, key: str, count: int) -> int:
             raise RuntimeError("connection reset")
 
-    for store in (None, KeyValueStore("said/", Dead)):
+    for store in (None, KeyValueStore("lines/", Dead)):
         JobLog(3, store, tmp_path / "none.jsonl", written.append).say("a line", {"n": 1})
     assert written == ["a line", "a line"]
     assert not (tmp_path / "none.jsonl").exists()
@@ -48,9 +48,9 @@ def test_without_a_store_a_line_is_written_where_it_was_made(tmp_path: Path) -> 
 
 def test_a_line_that_never_comes_holds_up_no_other(monkeypatch) -> None:
     store, written = dist.HashStore(), list[str]()
-    head = JobLog(0, KeyValueStore("said/", lambda: store), None, written.append)
-    other = JobLog(1, KeyValueStore("said/", lambda: store), None)
-    store.add("said/count", 1)  # of a rank that died before its line
+    head = JobLog(0, KeyValueStore("lines/", lambda: store), None, written.append)
+    other = JobLog(1, KeyValueStore("lines/", lambda: store), None)
+    store.add("lines/count", 1)  # of a rank that died before its line
     other.say("a line")
     head.read(last=True)
     assert written == []

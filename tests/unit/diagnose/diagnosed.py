@@ -1,4 +1,4 @@
-"""A training without threads, diagnosed: what is said of it."""
+"""A training without threads, diagnosed: what is found in it."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def slow(kind: str, *ranks: int, **more: Any) -> Finding:
     return Finding(kind, tuple(map(place, ranks)), **given)
 
 
-class Said:
-    """A Said keeps what a book of rank 4 says."""
+class Written:
+    """A list keeps what a book of rank 4 writes."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -37,13 +37,13 @@ class Said:
 
 
 def test_one_line_when_it_opens_and_one_when_it_closes() -> None:
-    said, link = Said(), frozenset((1, 2))
+    written, link = Written(), frozenset((1, 2))
     for iteration in range(20):
-        said.book.took(iteration, 0.2 if iteration < 10 else 0.6)
+        written.book.took(iteration, 0.2 if iteration < 10 else 0.6)
         now: dict[Hashable, Finding] = {link: slow(LINK, 1, 2)} if iteration >= 12 else {}
-        said.book.update(iteration, now)
-    said.book.update(20, {link: slow(LINK, 1, 2, takes=0.0002, until=20)})
-    assert said.lines == [
+        written.book.update(iteration, now)
+    written.book.update(20, {link: slow(LINK, 1, 2, takes=0.0002, until=20)})
+    assert written.lines == [
         "slow link: rank 1 on host1 (eth0) to rank 2 on host2 (eth0) (0.1 -> 0.2), since iteration "
         "11: a message takes 40 ms, normally 0.1 ms; an iteration takes 600 ms, before 200 "
         "(+200%); 1 of 1 samples agree; to check: " + KINDS[LINK].advice,
@@ -51,32 +51,32 @@ def test_one_line_when_it_opens_and_one_when_it_closes() -> None:
         "21 on: a message takes 0.2 ms; the slow link was there for 10 iterations, which took 4 s "
         "longer",
     ]
-    opened, closed = said.events
+    opened, closed = written.events
     assert (opened["id"], closed["id"]) == ("4-0", "4-0")
     assert (opened["iteration_ms"], opened["before_ms"]) == pytest.approx((600, 200))
     assert closed["lost_ms"] == pytest.approx(4000)
 
 
 def test_links_of_a_thin_port_become_one_finding() -> None:
-    said = Said()
+    written = Written()
     one, two = frozenset((0, 1)), frozenset((1, 2))
-    said.book.update(12, {one: slow(LINK, 0, 1), two: slow(LINK, 1, 2)})
-    said.book.update(13, {one: slow(THIN_LINK, 0, 1), two: slow(LINK, 1, 2)})
+    written.book.update(12, {one: slow(LINK, 0, 1), two: slow(LINK, 1, 2)})
+    written.book.update(13, {one: slow(THIN_LINK, 0, 1), two: slow(LINK, 1, 2)})
     port = {("port", 1): slow(PORT, 1, since=12, covers=frozenset((one, two)))}
-    said.book.update(16, port)
-    said.book.update(17, port)
-    said.book.update(30, {("port", 1): slow(PORT, 1, until=29, covers=frozenset((one, two)))})
-    assert said.states() == [
+    written.book.update(16, port)
+    written.book.update(17, port)
+    written.book.update(30, {("port", 1): slow(PORT, 1, until=29, covers=frozenset((one, two)))})
+    assert written.states() == [
         ("opened", "4-0", LINK), ("opened", "4-1", LINK), ("changed", "4-0", THIN_LINK),
         ("changed", "4-0", PORT), ("closed", "4-0", PORT),
     ]  # fmt: skip
-    assert said.events[-1]["since"] == 10
+    assert written.events[-1]["since"] == 10
 
 
 def test_a_decision_names_what_it_answers() -> None:
-    said = Said()
-    said.book.update(12, {7: slow(WORKER, 7, takes=3.0, normal=1.0)})
-    assert said.book.ids([5, 7]) == ["4-0"]
-    assert "a microbatch takes 3.0 times as long as normally" in said.lines[0]
-    said.book.update(13, {})
-    assert said.book.ids([7]) == []
+    written = Written()
+    written.book.update(12, {7: slow(WORKER, 7, takes=3.0, normal=1.0)})
+    assert written.book.ids([5, 7]) == ["4-0"]
+    assert "a microbatch takes 3.0 times as long as normally" in written.lines[0]
+    written.book.update(13, {})
+    assert written.book.ids([7]) == []

@@ -26,7 +26,7 @@ def pipeline(fixed: bool = False) -> tuple[hand_fed.Job, Diagnosed]:
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["plans change", "no plan is made"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_slow_link_is_said_once_and_closed(seed: int, fixed: bool) -> None:
+def test_a_slow_link_is_opened_once_and_closed(seed: int, fixed: bool) -> None:
     rng = random.Random(seed)
     a = rng.randrange(hand_fed.STAGES - 1)
     seconds = rng.uniform(15 * MS, 90 * MS)
