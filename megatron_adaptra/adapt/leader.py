@@ -82,6 +82,9 @@ class Leader(Controller, Vote):
 
     # Called by the loop's thread.
 
+    def note(self, text: str) -> None:
+        self._once.line(text, write=self.loop.announce)
+
     @property
     def in_force(self) -> Bundle:
         return self.ballot.in_force

@@ -181,6 +181,10 @@ class Remedy(ABC, Generic[R, D]):
 M = TypeVar("M", bound=Remedy[Any, Any])
 
 
+def _log(text: str) -> None:
+    log_line(text)  # looked up at each call
+
+
 class Loop(Generic[M]):
     """A loop gathers a row of reports per iteration, asks its remedy, and holds one open vote.
 
@@ -189,14 +193,17 @@ class Loop(Generic[M]):
 
     Args:
         remedy: see Remedy; called by the thread once `start` is called; an attribute, too.
-        announce: decisions go to the log of the training, too; an attribute, too.
+        announce: takes a line for the log of the training when a decision is in force; None to log
+            nothing; an attribute, too.
         acts: returns whether proposals are put to the vote now; while they are not, they are
             logged, and what runs goes back to the start.
 
     `seen`: the last iteration that all ranks have reported, and that is dealt with.
     """
 
-    def __init__(self, remedy: M, *, announce: bool = True, acts: Acts = always) -> None:
+    def __init__(
+        self, remedy: M, *, announce: Callable[[str], None] | None = _log, acts: Acts = always
+    ) -> None:
         self.remedy, self.announce = remedy, announce
         self._acts, self._off = acts, False
         self.seen = -1
@@ -292,8 +299,8 @@ class Loop(Generic[M]):
             decision.number, decision.detected = self.log.made, iteration
             decision.iteration = self._vote.iteration + SWAP_LEAD
             self.log.add(decision, acting=False)
-            if self.announce:
-                log_line(f"would be done, but {OFF}: {decision.sentence()}")
+            if self.announce is not None:
+                self.announce(f"would be done, but {OFF}: {decision.sentence()}")
         return back
 
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
@@ -315,13 +322,12 @@ class Loop(Generic[M]):
         if closing is None or closing[0] is not proposal:
             return
         decision, before = closing[1], self.log.last
-        say = log_line if self.announce else None
-        self.log.close_vote(decision, bool(proposal.committed), say)
+        self.log.close_vote(decision, bool(proposal.committed), self.announce)
         if not proposal.committed:
             self.remedy.refused()
             return
         self.remedy.switched(decision, before)
-        if self.announce:
-            log_line(decision.sentence())
+        if self.announce is not None:
+            self.announce(decision.sentence())
             if self.remedy.explains:
                 self._vote.note(self.remedy.explains)

@@ -51,6 +51,17 @@ class KeyValueStore:
 
         return self._ask(act)
 
+    def add(self, key: str) -> int | None:
+        """Count `key` up by one, from 0; return the count, or None without an answer."""
+        return self._ask(lambda: int(self._store.add(self._prefix + key, 1)))
+
+    def take(self, key: str) -> str | None:
+        """Return the value of `key` as `get` does, and delete it."""
+        found = self.get(key)
+        if found is not None:
+            self._ask(lambda: self._store.delete_key(self._prefix + key))
+        return found
+
     def _ask(self, act: Callable[[], Answer]) -> Answer | None:
         """Return the result of `act`; None when it raises, or takes longer than `waits.STORE`.
 

@@ -50,11 +50,11 @@ class LogOnce:
     def __init__(self, speaks: bool = True) -> None:
         self._speaks, self._written = speaks, set[str]()
 
-    def line(self, text: str, more: str = "") -> None:
-        """Write `text` as a line, and `more`, unless `text` has been written."""
+    def line(self, text: str, more: str = "", write: Callable[[str], None] | None = None) -> None:
+        """Write `text` as a line, and `more`, unless `text` has been written; by `write` if any."""
         if self._speaks and text not in self._written:
             self._written.add(text)
-            log_line(text + more)
+            (write or log_line)(text + more)
 
 
 class LogFile:

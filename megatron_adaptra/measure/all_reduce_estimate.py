@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from megatron_adaptra.ir.conditions import LinkState
@@ -62,9 +62,9 @@ class AllReduceEstimate:
         late = self.late_ranks.late()
         return Figures(nbytes, replace(ports, paths=paths), late, iteration, native)
 
-    def changes(self) -> list[str]:
-        """Describe the changes since the last `accept`, in words for a decision."""
-        return self.late_ranks.changes() + self.ports.changes()
+    def changes(self, names: Sequence[int]) -> list[str]:
+        """Describe the changes since the last `accept`, for a decision; `names`: global ranks."""
+        return self.late_ranks.changes(names) + self.ports.changes(names)
 
     def accept(self) -> None:
         """Note that the plan in force is made for the changes, too."""

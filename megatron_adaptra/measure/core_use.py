@@ -7,7 +7,9 @@ when others compute less.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -82,3 +84,27 @@ class CoreUse:
     def longer(self) -> float:
         """The time that only this worker queues for a core, as a share of `seconds`."""
         return median(self._longer)
+
+
+class OwnCores:
+    """An OwnCores takes from reports the waits for each other of workers that share cores.
+
+    Args:
+        workers: how many there are, each with a CoreUse in `uses`.
+        shared: their host's cores are fewer than they are; else reports stay as they are.
+        queueing: what a worker queues longer than others is left in.
+    """
+
+    def __init__(self, workers: int, shared: bool, queueing: bool = True) -> None:
+        self.uses = [CoreUse() for _ in range(workers)]
+        self._shared, self._queueing = shared, queueing
+
+    def of(self, reports: Mapping[int, StageReport], first: int = 0) -> Mapping[int, StageReport]:
+        """Return `reports`, by worker from `first` on, as from cores of their own, where known."""
+        ran = {worker: report for worker, report in reports.items() if "F" in report.wall}
+        shares = [share for share in map(queue_share, ran.values()) if share is not None]
+        if not self._shared or len(shares) < max(1, len(ran)):
+            return reports
+        normally = median(shares) if self._queueing else math.inf
+        alone = {w: self.uses[w - first].update(r, normally) for w, r in ran.items()}
+        return {**reports, **alone}

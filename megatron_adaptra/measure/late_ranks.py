@@ -8,7 +8,7 @@ that moves from rank to rank is counted for none of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -127,17 +127,17 @@ class LateRanks:
         """Return the ranks whose last sample is out of its chart."""
         return [rank for rank, one in enumerate(self._late) if one.chart.alarm]
 
-    def changes(self) -> list[str]:
-        """Describe the changes since the last `accept`, in words for a decision."""
+    def changes(self, names: Sequence[int]) -> list[str]:
+        """Describe the changes since the last `accept`, for a decision; `names`: global ranks."""
         found = []
         for rank, one in enumerate(self._late):
             if one.changed:
                 words = f"comes {1e3 * one.value:.0f} ms late" if one.value else "comes in time"
-                found.append(f"rank {rank} {words}")
+                found.append(f"rank {names[rank]} {words}")
         for (a, b), path in sorted(self._paths.items()):
             if path.changed:
                 words = f"{1e3 * path.value:.0f} ms more than" if path.value else "as long as"
-                found.append(f"path {a}>{b} takes {words} others")
+                found.append(f"path {names[a]}>{names[b]} takes {words} others")
         return found
 
     def note(self) -> str | None:

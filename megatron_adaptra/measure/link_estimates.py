@@ -5,7 +5,6 @@ Links run between workers, of one pipeline or of several, numbered as in `ir.rou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -44,7 +43,8 @@ class LinkEstimates:
         on_device: True where Megatron's own messages are NCCL's.
         links: those to begin with; None for those of a pipeline.
 
-    `charts`: by link, the chart of the seconds that a message takes.
+    `charts`: by link, the chart of the seconds that a message takes. `samples`: these seconds, by
+    link that was measured in the last iteration.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class LinkEstimates:
         # Where threads wait for a core, many a message does; a slow link delays all of them.
         self._crowded = on_device or shared
         self.charts: dict[Link, DelayChart] = {}
+        self.samples: dict[Link, float] = {}
         self._models: dict[Link, LinkModel] = {}
         self._excesses: dict[Link, Excess] = {}
         self._excess: dict[Link, float] = {}  # seconds now, of Megatron's messages over ours
@@ -100,11 +101,11 @@ class LinkEstimates:
             delays = self._of_stock(probed, stock_links(reports, self._chunks))
         else:
             delays = self._of_ours(probed, samples)
+        self.samples = {a: max(0.0, x) for a, x in delays.items() if x <= LONGEST}
         changed = [
             link
             for link, chart in self.charts.items()
-            if delays.get(link, math.inf) <= LONGEST
-            and chart.update(max(0.0, delays[link]), stage_seconds)
+            if link in self.samples and chart.update(self.samples[link], stage_seconds)
         ]
         # Whether bytes or a port cause a delay takes some more iterations to find out.
         found = self._changed_ports()

@@ -87,8 +87,8 @@ class PortRates:
         }
         return Ports(out, into, delay, cost, turn, slow)
 
-    def changes(self) -> list[str]:
-        """Describe the changes since the last `accept`, in words for a decision.
+    def changes(self, names: Sequence[int]) -> list[str]:
+        """Describe the changes since the last `accept`, for a decision; `names`: global ranks.
 
         A port that was not known before counts only if it differs from the other ports.
         """
@@ -98,7 +98,7 @@ class PortRates:
             planned = self._planned.get((kind, ends))
             if kind == "path":
                 words = "as much as its ports" if rate == math.inf else _rate(rate)
-                found.append(f"path {ends[0]}>{ends[1]} passes {words}")
+                found.append(f"path {'>'.join(str(names[end]) for end in ends)} passes {words}")
                 continue
             if planned is None:
                 planned = median(r for (side, _), r in now.items() if side == kind)
@@ -107,7 +107,7 @@ class PortRates:
                 words = f"others {_rate(planned)}"
             else:
                 words = f"before {_rate(planned)}"
-            found.append(f"rank {ends[0]} {kind} {_rate(rate)}, {words}")
+            found.append(f"rank {names[ends[0]]} {kind} {_rate(rate)}, {words}")
         return found
 
     def accept(self) -> None:

@@ -13,7 +13,7 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.measure.core_use import CoreUse, queue_share
+from megatron_adaptra.measure.core_use import OwnCores
 from megatron_adaptra.measure.detect import RELATIVE, DelayChart, apart
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST, THIN, LinkEstimates
@@ -89,7 +89,6 @@ class ReplicaEstimator:
         self.slow_workers = SlowWorkers(self.stages, self.replicas)
         self.correction = Correction()
         self._ops = [StageOps(None, 1) for _ in range(self.workers)]
-        self._on_cores = [CoreUse() for _ in range(self.workers)]
         hosts = dict(enumerate(host for one in self.estimators for host in one.hosts))
         self._cross = LinkEstimates(
             hosts, first.message_bytes, rendezvous=first.rendezvous, links=(),
@@ -97,6 +96,7 @@ class ReplicaEstimator:
         )  # fmt: skip
         cores = first.cores if len(set(hosts.values())) == 1 else None
         self._cores = cores if cores is not None and cores < self.stages else None
+        self._on_cores = OwnCores(self.workers, self._cores is not None)
         self._updates = 0
         self._seen: dict[Path, int] = {}  # by cross path, the last update with a sample
         self._lost: set[Path] = set()
@@ -139,20 +139,12 @@ class ReplicaEstimator:
             except (AdaptraError, KeyError, ValueError):  # ops that do not fit each other
                 continue
         paths += self._update_cross(reports)
-        walls = {worker: report.wall for worker, report in self._on_own_cores(reports).items()}
+        walls = {worker: report.wall for worker, report in self._on_cores.of(reports).items()}
         return Changed(paths, self.slow_workers.update(walls))
-
-    def _on_own_cores(self, reports: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
-        """Return `reports` without the waits for each other of workers that share cores."""
-        ran = {worker: report for worker, report in reports.items() if "F" in report.wall}
-        shares = [share for share in map(queue_share, ran.values()) if share is not None]
-        if self._cores is None or len(shares) < max(1, len(ran)):
-            return reports
-        normally = median(shares)
-        return {**reports, **{w: self._on_cores[w].update(r, normally) for w, r in ran.items()}}
 
     def _update_cross(self, reports: Mapping[int, StageReport]) -> list[Path]:
         self._updates += 1
+        self._cross.samples = {}
         for path in [p for p, last in self._seen.items() if last < self._updates - STALE]:
             self._cross.forget(path)
             del self._seen[path]
@@ -206,6 +198,17 @@ class ReplicaEstimator:
         """The charts of the seconds that a message takes, by path."""
         every = (*(estimator.charts for estimator in self.estimators), self._cross.charts)
         return {path: chart for charts in every for path, chart in charts.items()}
+
+    @property
+    def samples(self) -> dict[Path, float]:
+        """The seconds of the paths that were measured in the last iteration."""
+        every = (*(estimator.samples for estimator in self.estimators), self._cross.samples)
+        return {path: seconds for samples in every for path, seconds in samples.items()}
+
+    @property
+    def shared_cores(self) -> bool:
+        """True where workers share the cores of one machine."""
+        return self._cores is not None
 
     def stage_seconds(self) -> float:
         """Return the seconds of one microbatch on the slowest worker."""
@@ -306,7 +309,7 @@ class ReplicaEstimator:
     def _costs(self) -> _Costs:
         factors = self.slow_workers.factors()
         slow = {worker: factor for worker, factor in factors.items() if factor != 1.0}
-        stages, uses = range(self.stages), self._on_cores
+        stages, uses = range(self.stages), self._on_cores.uses
         if self._cores is None or not all(use.known for use in uses):
             seconds = [one.seconds() for one in self._ops]
             return _Costs([self._healthy(stage, factors, seconds) for stage in stages], slow)

@@ -37,9 +37,11 @@ class SlowWorkers:
 
     Args:
         stages: how many each replica has.
-        replicas: at least 2.
+        replicas: of one alone, each worker is compared with its own past, and what all of its
+            pipeline share is no worker's.
 
-    `charts`: by worker, a chart of the logarithm of its time relative to its peers'.
+    `charts`: by worker, a chart of the logarithm of its time relative to its peers'. `logs`: the
+    last sample of each chart, by worker that has one of the last iteration.
 
     Raises:
         BadInput: too few stages or replicas.
@@ -48,14 +50,19 @@ class SlowWorkers:
     def __init__(self, stages: int, replicas: int) -> None:
         if stages < 1:
             raise BadInput("stages", stages, "at least 1")
-        if replicas < 2:
-            raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
+        if replicas < 1:
+            raise BadInput("replicas", replicas, "at least 1")
         self._stages, self._workers = stages, stages * replicas
+        self._peers = replicas > 1
+        self.logs: dict[int, float] = {}
         self.charts = {
             worker: DelayChart(lasting=LASTING, threshold=math.log(SLOW))
             for worker in range(self._workers)
         }
-        self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
+        self._groups = [self._of(stage) for stage in range(stages)]
+        if not self._peers:
+            self._groups = [range(stages)]
+        self._normal = [_Normal(self._peers) for _ in self._groups]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
         self._confirmed: set[int] = set()  # ... and workers whose factors were confirmed again
         self._named: dict[int, float] = {}  # logarithms that are not 0, by the last decision
@@ -80,13 +87,13 @@ class SlowWorkers:
                 raise BadInput("worker", worker, f"0 to {self._workers - 1}")
         for worker in self.charts:
             self._unmeasured[worker] += 1
-        for stage in range(self._stages):
-            wall = {w: times[w] for w in self._of(stage) if w in times}
-            self._update_stage(self._normal[stage], {w: row for w, row in wall.items() if row})
+        self.logs = {}
+        for normal, group in zip(self._normal, self._groups, strict=True):
+            self._update_group(normal, {w: times[w] for w in group if times.get(w)})
         now = self.factors()
         return [w for w, factor in now.items() if apart(factor, self._decided[w])]
 
-    def _update_stage(self, normal: _Normal, wall: Mapping[int, Mapping[str, float]]) -> None:
+    def _update_group(self, normal: _Normal, wall: Mapping[int, Mapping[str, float]]) -> None:
         times = normal.times(wall)
         if not times:
             return
@@ -102,7 +109,8 @@ class SlowWorkers:
         for worker, seconds in times.items():
             self._unmeasured[worker] = 0
             chart = self.charts[worker]
-            confirmed = chart.update(math.log(seconds) - common, _UNIT)
+            self.logs[worker] = math.log(seconds) - common
+            confirmed = chart.update(self.logs[worker], _UNIT)
             before = self._suspected.pop(worker, None)
             self._confirmed.discard(worker)
             if confirmed:
@@ -116,10 +124,12 @@ class SlowWorkers:
         The smallest of a stage is never above 1: slowness that all workers share is the stage's.
         """
         logs = {worker: self._log(worker) for worker in self.charts}
-        found = {}
-        for worker, log in logs.items():
-            all_of_it = max(0.0, min(logs[w] for w in self._of(worker % self._stages)))
-            found[worker] = math.exp(_that_matters(log - all_of_it))
+        found: dict[int, float] = {}
+        for group in self._groups:
+            all_of_it = max(0.0, min(logs[worker] for worker in group))
+            if len(group) == 1:
+                all_of_it = 0.0  # nothing is shared
+            found |= {w: math.exp(_that_matters(logs[w] - all_of_it)) for w in group}
         return found
 
     def slow(self) -> dict[int, float]:
@@ -170,34 +180,44 @@ def worker_in_words(worker: int, factor: float, stages: int) -> str:
 
 
 class _Normal:
-    """A normal holds one stage's op seconds on a healthy worker: the last ones of each kind."""
+    """A normal holds one stage's op seconds on a healthy worker: the last ones of each kind.
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, deque[float]] = {}
+    `peers`: workers do the same work; else each has seconds of its own.
+    """
+
+    def __init__(self, peers: bool) -> None:
+        self._peers = peers
+        self._seconds: dict[tuple[int, str], deque[float]] = {}
 
     def times(self, wall: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
         """Return, by worker of `wall`, how many times as long as normally its ops take."""
-        seconds = {kind: median(window) for kind, window in self._seconds.items()}
-        if not seconds and wall:  # at first they have only each other
+        seconds = {key: median(window) for key, window in self._seconds.items()}
+        if not seconds and wall and self._peers:  # at first they have only each other
             kinds = set.intersection(*(set(row) for row in wall.values()))
             each = sorted(wall.values(), key=lambda row: sum(row[kind] for kind in kinds))
-            seconds = {kind: each[(len(each) - 1) // 2][kind] for kind in kinds}
+            seconds = {(0, kind): each[(len(each) - 1) // 2][kind] for kind in kinds}
         found = {}
         for worker, row in wall.items():
-            known = row.keys() & seconds.keys()
-            takes, normally = sum(row[k] for k in known), sum(seconds[k] for k in known)
+            own = {kind: seconds.get(self._key(worker, kind)) for kind in row}
+            if not self._peers and not any(own.values()):  # its first iteration is its normal one
+                own = {**row}
+            known = {kind: normal for kind, normal in own.items() if normal is not None}
+            takes, normally = sum(row[kind] for kind in known), sum(known.values())
             if all(_LEAST < total < _MOST for total in (takes, normally)):
                 found[worker] = takes / normally
         return found
 
     def add(self, wall: Mapping[int, Mapping[str, float]], factors: Mapping[int, float]) -> None:
         """Take the seconds of `wall`, which are `factors` times those of a healthy worker."""
-        rows: dict[str, list[float]] = {}
+        rows: dict[tuple[int, str], list[float]] = {}
         for worker, factor in factors.items():
             for kind, seconds in wall[worker].items():
-                rows.setdefault(kind, []).append(seconds / factor)
-        for kind, row in rows.items():
-            self._seconds.setdefault(kind, deque(maxlen=WINDOW)).append(median(row))
+                rows.setdefault(self._key(worker, kind), []).append(seconds / factor)
+        for key, row in rows.items():
+            self._seconds.setdefault(key, deque(maxlen=WINDOW)).append(median(row))
+
+    def _key(self, worker: int, kind: str) -> tuple[int, str]:
+        return (0 if self._peers else worker, kind)
 
 
 def _middle(moved: Sequence[float], settled: bool) -> float:

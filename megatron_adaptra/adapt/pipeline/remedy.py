@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Vote
-from megatron_adaptra.adapt.schedules.policy import Change, frees, has_recovered, was
+from megatron_adaptra.adapt.schedules.policy import (
+    Change,
+    frees,
+    has_recovered,
+    no_gain,
+    was,
+)
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -32,6 +38,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
     # Links for which no plan gained enough, with the seconds that they took before.
     _declined: dict[Path, float]
     _declined_at = 0
+    _fastest: Plan  # of those made last, worth it or not
+    _compared: tuple[float, float]  # seconds of an iteration by the plan in force, and by that one
 
     def start(self, vote: Vote) -> None:
         super().start(vote)
@@ -93,7 +101,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         self._accept()
         change = self._swap(before, c, eased)
         if change is None:
-            self.stays = why_none(before, c)
+            if not eased:
+                self.stays = why_none(before, c, *self._compared, self.rule.min_gain)
             self._decline(before, c)
         elif self._trials.backoff(change.plan.schedule).blocks(self._iteration):
             self._paths, change = before, None
@@ -108,6 +117,7 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         """
         began = time.perf_counter()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
+        self._compared = current.predicted, self._fastest.predicted
         if not self.rule.worth(plan, current, eased):
             return None
         native = self.estimator.conditions(native=True) if self._in_force.stock else None
@@ -162,7 +172,7 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
     def _choose(self, conditions: Conditions) -> Plan:
         """Return the policy's plan if it is clearly faster, else the first: memory is precious."""
         start = self._evaluate(self._start, conditions)
-        plan = self.rule.make_plan(conditions)
+        self._fastest = plan = self.rule.make_plan(conditions)
         return plan if self.rule.gains(plan, start) else start
 
     def _stock_extra(self, plan: Plan) -> float:
@@ -201,17 +211,21 @@ def why_swap(
     return f"{links}: {_remedies(current, plan, on_device)}{rest} ({_warmups(current, plan)})"
 
 
-def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
-    """Describe why slow links lead to no plan, if bytes take long there; else return no text.
+def why_none(
+    before: Mapping[tuple[int, int], float],
+    conditions: Conditions,
+    now: float,
+    best: float,
+    min_gain: float,
+) -> str:
+    """Describe why slow links lead to no plan.
 
-    `before`, `conditions`: see `why_swap`.
+    Args:
+        before, conditions: see `why_swap`.
+        now, best: seconds of an iteration by the plan in force, and by the fastest one.
+        min_gain: see ReplanPolicy.
     """
-    if not any(conditions.wire(*link) for link in before):
-        return ""
-    text = (
-        f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
-        "stays"
-    )
+    text = f"{_changes(before, conditions)}: {no_gain(now, best, min_gain)}"
     full = set(before) & set(conditions.full_links)
     return f"{text}; {out_of_bandwidth(conditions)}" if full else text
 

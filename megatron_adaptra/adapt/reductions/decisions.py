@@ -15,7 +15,7 @@ class ReductionDecision(Decision):
     """An all-reduce decision changes how the ranks of a group reduce their gradients.
 
     What is measured of a reduction counts from the last arrival. Iterations are counted in
-    reductions of this group, from 0; ranks in `why` are the group's.
+    reductions of this group, from 0; ranks in `why` are global.
 
     Args:
         ranks: global ranks of the group.

@@ -230,7 +230,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
 
     def _choose(self, iteration: int) -> Proposed[ReductionDecision] | None:
         """Choose anew: something is no longer as planned for."""
-        if self._stays is not None and not self._estimate.late_ranks.changes():
+        if self._stays is not None and not self._estimate.late_ranks.changes(self.ranks):
             self._estimate.accept()  # ports pass what the backend makes of them
             return None
         if self._stays is not None and self._sharded:
@@ -258,7 +258,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             else:
                 self._kept(iteration)
             return None
-        changes = self._estimate.changes()
+        changes = self._estimate.changes(self.ranks)
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         why = "; ".join(changes[:_SHOWN]) + more
         if not changes and attempt.again is not None:
@@ -285,7 +285,8 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
 
     def _advise(self, iteration: int, about: str) -> None:
         """Log what is known `about` other reductions, after the reports of `iteration`."""
-        changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)
+        changes = "; ".join(self._estimate.late_ranks.changes(self.ranks))
+        whose = ranks_in_words(self.ranks)
         self.vote.note(f"gradients of {whose} stay {self._stays}: {changes}; {about}")
         self._estimate.accept()
         self._not_before = iteration + QUIET
@@ -304,7 +305,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             self._advise(iteration, "no other reduction would help: none would save enough")
         if (again := self._attempt.again) is not None:
             later = iteration + FIRST_BLOCK, again[1]
-            self._attempt.again = None if self._estimate.changes() else later
+            self._attempt.again = None if self._estimate.changes(self.ranks) else later
         self._estimate.accept()
 
     def _proposed(

@@ -14,12 +14,13 @@ from typing import Any
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Offer, Proposed
 from megatron_adaptra.adapt.planning_process import PlanningProcess
-from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import (
     Change,
     ReplanPolicy,
     frees,
     has_recovered,
+    no_gain,
     was,
 )
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN, PlanRemedy
@@ -27,6 +28,8 @@ from megatron_adaptra.adapt.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.agree.bundle import LINKS, Bundle, Links
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.units import brief
+from megatron_adaptra.diagnose.finding import Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
@@ -70,7 +73,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         start: of all replicas, each by itself; what to come back to when nobody is slow.
         estimator: of all workers.
         rule: by which plans are compared, and those of one pipeline are made.
-        log, workers: see PlanRemedy.
+        log, workers, diagnosis: see PlanRemedy.
         mode: "alike": all replicas have the same warmups; "none": only warmups change; "swap": also
             whom a worker exchanges messages with; "auto": microbatches may run on other replicas,
             too.
@@ -92,6 +95,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
         mode: str = "auto",
+        diagnosis: PipelineDiagnosis | None = None,
     ) -> None:
         if mode not in MODES:
             raise BadInput("reroute", mode, f"it has to be one of {', '.join(MODES)}")
@@ -99,7 +103,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         if (start.replicas, start.stages) != shape:
             allowed = f"{shape[0]} replicas of {shape[1]} stages, as are measured"
             raise BadInput("start", f"{start.replicas} of {start.stages}", allowed)
-        super().__init__(start, estimator, rule, log, workers)
+        super().__init__(start, estimator, rule, log, workers, diagnosis)
         self.mode = mode
         self.to_probe: list[Path] = []
         self._search = RouteProcess()
@@ -111,6 +115,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         self._declined: tuple[int, dict[Path, float], dict[int, float]] | None = None
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
+        self._least = 0.0  # seconds of an iteration by the fastest plan that was made last
         self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
 
     def close(self) -> None:
@@ -236,7 +241,9 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         if not worth or plan.schedule.same_as(self._in_force):
             self._forget()
             if not eased and (paths or workers):
-                self.stays = f"{what}: no plan is enough faster, so that the one in force stays"
+                self.stays = (
+                    f"{what}: {no_gain(current.predicted, self._least, self.rule.min_gain)}"
+                )
                 self._declined = self._iteration, paths, workers
             return None
         if (backoff := self._trials.backoff(plan.schedule)).blocks(self._iteration):
@@ -254,6 +261,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
     def _choose(self, conditions: ReplicaConditions) -> ReplicaPlan:
         """Return the cheapest of the fastest plans if it is clearly faster; else the start."""
         start = self._evaluate(self._start, conditions)
+        self._least = start.predicted
         if self._healthy(conditions):
             return start
         # That of one pipeline, with our messages instead of Megatron's.
@@ -261,6 +269,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         c, plans, mode = conditions, [], self.mode
         if mode == ALIKE:
             best = self._evaluate(alike(c, self.rule.make_plan), c)
+            self._least = best.predicted
             return best if self.rule.gains(best, start) else start
         for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan):
             if mode != NO_ROUTES or not schedule.routes.moved:
@@ -271,6 +280,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
             found = self._search(c, self.rule.sends, OPS)
             plans += [self._evaluate(schedule, c) for schedule in found]
             least = min(plan.predicted for plan in plans)
+        self._least = least
         best = next(plan for plan in plans if plan.predicted <= least * (1 + NEAR))
         return best if self.rule.gains(best, start) else start
 

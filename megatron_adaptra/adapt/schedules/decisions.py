@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.log import Decision
 from megatron_adaptra.adapt.trial import in_words
+from megatron_adaptra.diagnose.finding import Place
 from megatron_adaptra.ir.timeline import Timeline
 
 WARMUP = (
@@ -15,28 +16,6 @@ WARMUP = (
     "num_warmup_microbatches"
 )
 _IN_SENTENCE = 2  # links whose ends the log of the training names
-
-
-class Worker(NamedTuple):
-    """A worker runs one stage of one replica, on the host named `host`, as global rank `rank`."""
-
-    rank: int
-    host: str
-
-
-@dataclass(frozen=True)
-class LinkEnd:
-    """A link end names one side of a link, and the interface that messages go through there.
-
-    `through`: an interface, RDMA ports or `memory`; "" if unknown. `worker`: replica and stage,
-    `1.2`, where replicas are planned together; else "".
-    """
-
-    stage: int
-    rank: int
-    host: str
-    through: str
-    worker: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,8 +26,8 @@ class LinkChange:
     bytes, at `bandwidth` bytes per second; None where that is too little to matter.
     """
 
-    source: LinkEnd
-    target: LinkEnd
+    source: Place
+    target: Place
     delay_before_ms: float
     delay_ms: float
     wire_ms: float = 0.0
@@ -74,6 +53,7 @@ class PlanDecision(Decision):
         refreshed_ms: predicted again for the iterations to come, uncorrected, once all that the
             model uses was measured under the plan. Ops take longer while a pipeline stalls.
         recovered: nothing is slow any more, and the first plan is back for what that frees.
+        answers: the open findings that it is for, by name.
     """
 
     KIND: ClassVar[str] = "decision"
@@ -93,6 +73,7 @@ class PlanDecision(Decision):
     conditions: dict[str, Any]
     refreshed_ms: float | None = None
     recovered: bool = False
+    answers: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         links = [asdict(link) for link in self.links]
@@ -118,11 +99,7 @@ def _ends(links: Sequence[LinkChange]) -> str:
     for link in sorted(links, key=lambda x: -max(x.delay_ms + x.wire_ms, x.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
     found = [
-        f"; between {_place(link.source)} and {_place(link.target)}"
+        f"; between {link.source.in_words()} and {link.target.in_words()}"
         for link in list(pairs.values())[:_IN_SENTENCE]
     ]
     return "".join(found)
-
-
-def _place(end: LinkEnd) -> str:
-    return f"rank {end.rank} on {end.host}" + (f" ({end.through})" if end.through else "")

@@ -247,6 +247,19 @@ def _forward_seconds(reports: Collection[StageReport]) -> float:
     return max(report.wall.get("F", 0.0) for report in reports)
 
 
+def no_gain(now: float, best: float, min_gain: float) -> str:
+    """Describe why the plan in force stays, by the seconds of an iteration `now` and of the `best`.
+
+    `min_gain`: see ReplanPolicy.
+    """
+    if best >= now:
+        return f"no plan is faster than the one in force, whose iterations take {1e3 * now:.4g} ms"
+    return (
+        f"the plan in force stays: an iteration takes {1e3 * now:.4g} ms, by the best plan "
+        f"{1e3 * best:.4g} ({1 - best / now:.1%} less, {min_gain:.0%} are needed)"
+    )
+
+
 def over_budget(schedule: Schedule, budgets: tuple[float, ...], split: bool) -> str:
     """Describe why a `schedule` takes more memory than there is; "" where it does not.
 

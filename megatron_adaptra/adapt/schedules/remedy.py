@@ -14,15 +14,15 @@ from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy, Vot
 from megatron_adaptra.adapt.schedules.decisions import (
     WARMUP,
     LinkChange,
-    LinkEnd,
     PlanDecision,
-    Worker,
 )
 from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
 from megatron_adaptra.adapt.schedules.status import DelayRows, status_of
 from megatron_adaptra.adapt.trial import Outcome
 from megatron_adaptra.agree.bundle import SCHEDULE, Bundle, scheduled
-from megatron_adaptra.ir.routes import Path, worker_name
+from megatron_adaptra.diagnose.finding import Places, Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
+from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.estimate import Estimator
@@ -48,6 +48,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         rule: by which plans are made and compared.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
+        diagnosis: finds who is slow; None where nobody wants to know.
 
     `delays`: see DelayRows. `predicted`: seconds that the last iteration was expected to take,
     uncorrected; None where that was not asked. `stays`: why what has changed has led to no plan,
@@ -63,6 +64,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         rule: ReplanPolicy,
         log: DecisionLog[PlanDecision],
         workers: Sequence[Worker],
+        diagnosis: PipelineDiagnosis | None = None,
     ) -> None:
         super().__init__(len(start.order), log)
         self.estimator, self.rule = estimator, rule
@@ -73,8 +75,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self._pipelines: Sequence[Estimator] = (
             estimator.estimators if isinstance(estimator, ReplicaEstimator) else [estimator]
         )
-        self._hosts = tuple(workers)
-        self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
+        self._places = Places(workers, start.stages, 0 if start.replicas > 1 else None)
+        self._diagnosis = diagnosis
         self._change: Change[P, K]  # proposed last
         self._ran: dict[int, Schedule] = {}  # in recent iterations
         self._iteration = 0  # the last one
@@ -109,13 +111,14 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def observe(
         self, iteration: int, row: Mapping[int, StageReport]
     ) -> Proposed[PlanDecision] | None:
-        for worker, report in row.items():
-            self._through[worker] = {source: link.through for source, link in report.links.items()}
+        self._places.see(row)
         self._log_outcome(iteration, row)
         if iteration == self.vote.first:
             return None  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
         changed = self.measure(iteration, row, ran)
+        if self._diagnosis is not None and self.estimator.known:
+            self._diagnosis.update(iteration, self._usable(row))
         for pipeline in self._pipelines:
             if pipeline.unmet:
                 self.vote.note(pipeline.unmet)
@@ -408,8 +411,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
 
     def _proposed(self, change: Change[P, K]) -> Proposed[PlanDecision]:
         """Propose a `change`, with the reason for the log."""
-        c, end, plan, schedule = change.conditions, self._end, change.plan, change.plan.schedule
-        self._change, bundle = change, scheduled(schedule)
+        c, plan, schedule = change.conditions, change.plan, change.plan.schedule
+        self._change, bundle, end = change, scheduled(schedule), self._places.at
         links = []
         for (a, b), old in change.links.items():
             now, wire = c.link(a, b), c.wire(a, b)
@@ -431,15 +434,9 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             conditions=c.to_json(),
             again=change.again,
             recovered=change.recovered,
+            answers=[] if self._diagnosis is None else self._diagnosis.answers(change),
         )
         return Proposed(bundle, decision)
-
-    def _end(self, worker: int, other: int) -> LinkEnd:
-        """Return the end at a `worker` of the link to the `other` one."""
-        stages, several = self._start.stages, self._start.replicas > 1
-        through = self._through.get(worker, {}).get(other, "")
-        name = worker_name(worker, stages) if several else ""
-        return LinkEnd(worker % stages, *self._hosts[worker], through, name)
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:
         """Log `predicted` once the model knows only what was measured under the plan that `ran`."""

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
-from megatron_adaptra.adapt.schedules.decisions import Worker
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.limits import (
@@ -42,6 +42,9 @@ from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.config import SPLITTING
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.finding import Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
@@ -209,7 +212,7 @@ def _prepare(
     last = dist.get_world_size() - 1  # Megatron's own writers are there
     loop = _loop(
         context, wiring, means, start, ballot.lasting[SCHEDULE], delays, new_message().nbytes,
-        announce and group.members[0] == 0,
+        announce,
     )  # fmt: skip
     watcher = group.members.index(last) if last in group.members[1:] else None
     leader = Leader(
@@ -250,12 +253,25 @@ def _loop(
     for worker in range(0, len(workers), context.stages):
         estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
         estimators[-1].resume(delays)
-    if context.replicas == 1:
-        pipeline = PipelineRemedy(start, estimators[0], rule, log, workers)
-        return Loop(pipeline, announce=announce, acts=context.acts)
-    moves = mode_of(context.config.reroute, group.limits, means.executes)
-    remedy = RouteRemedy(start, ReplicaEstimator(estimators), rule, log, workers, moves)
-    return Loop(remedy, announce=announce, acts=context.acts)
+    together = context.replicas > 1
+    replica = context.job_replica
+    book = FindingBook(dist.get_rank(), context.job_log.say)
+    say = partial(_announce, context, replica)
+    remedy: PipelineRemedy | RouteRemedy
+    if together:
+        all_of_them = ReplicaEstimator(estimators)
+        diagnosis = PipelineDiagnosis(all_of_them, workers, None, book)
+        moves = mode_of(context.config.reroute, group.limits, means.executes)
+        remedy = RouteRemedy(start, all_of_them, rule, log, workers, moves, diagnosis)
+    else:
+        diagnosis = PipelineDiagnosis(estimators[0], workers, replica, book)
+        remedy = PipelineRemedy(start, estimators[0], rule, log, workers, diagnosis)
+    return Loop(remedy, announce=say if announce else None, acts=context.acts)
+
+
+def _announce(context: RankContext, replica: int | None, line: str) -> None:
+    """Have rank 0 log a `line` on the plan of a `replica`; None where there is one plan."""
+    context.job_log.say(f"replica {replica}: {line}" if replica else line)
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:

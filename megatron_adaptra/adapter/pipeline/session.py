@@ -345,6 +345,7 @@ class Session:
             if self._heap is not None:
                 stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)
+            stack.callback(self.guard.attempt, waits.END, self.context.job_log.close)
             stack.callback(self.guard.attempt, waits.END, self.context.failure_log.close)
             if run is not None:
                 stack.callback(run.close)
@@ -443,6 +444,7 @@ class Session:
         An iteration without usable times is left out: no plan is made from it.
         """
         self.context.probe.read()
+        self.context.job_log.read()
         while self._unreported and self._unreported[0][1].known:
             run, record = self._unreported.popleft()
             record.probed = run.take_probes()

@@ -35,6 +35,7 @@ from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.agree.agreement import DecisionStore
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.guard import Guard
+from megatron_adaptra.agree.job_log import JobLog
 from megatron_adaptra.agree.relink import Relink
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
@@ -88,6 +89,7 @@ class RankContext:
         guard: through which the training calls all that adapts it, so that no error ends it.
         probe: measures each op and message, through the guard.
         notices: what is logged once, at rank 0; None if it has failed to open.
+        job_log: lines of all ranks for rank 0.
         device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
             Megatron's own.
         worker_emulator: makes ops slow, where this worker is to be; the probe's are already. None
@@ -108,6 +110,7 @@ class RankContext:
     guard: Guard
     probe: GuardedProbe
     notices: LogOnce | None
+    job_log: JobLog
     device: Device
     worker_emulator: WorkerEmulator | None
     acts: Acts
@@ -152,6 +155,11 @@ class RankContext:
             guard,
             emulation.probe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),
+            JobLog(
+                dist.get_rank(),
+                guard.call(lambda: KeyValueStore("adaptra/lines/")),
+                config.log_file("findings"),
+            ),
             device,
             emulation.worker,
             acts_of(
@@ -171,6 +179,12 @@ class RankContext:
         """Log `text` once, at rank 0."""
         if self.notices is not None:
             self.guard.later(self.notices.line, text)
+
+    @property
+    def job_replica(self) -> int | None:
+        """This rank's replica in the job; None where the job has one, or one plan for all."""
+        several = mpu.get_data_parallel_world_size() > 1 and self.replicas == 1
+        return mpu.get_data_parallel_rank() if several else None
 
     @property
     def stages(self) -> int:

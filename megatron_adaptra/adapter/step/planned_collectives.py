@@ -33,6 +33,7 @@ from megatron_adaptra.adapter.step.planned_groups import (
     of_experts,
 )
 from megatron_adaptra.base.errors import DeviceFailed, NoConnections, PeerLost
+from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.cuda import device_of
 from megatron_adaptra.device.host import HostDevice
@@ -320,7 +321,7 @@ class PlannedCollectives(ABC):
         except NoConnections as error:
             return str(error)
         if planned.loop is not None:
-            planned.loop.announce = self.announce
+            planned.loop.announce = log_line if self.announce else None
         if device.behind:
             self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
         return planned

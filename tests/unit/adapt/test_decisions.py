@@ -18,7 +18,7 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.pipeline.remedy import why_leave, why_none, why_swap
 from megatron_adaptra.adapt.schedules.decisions import (
     LinkChange,
-    LinkEnd,
+    Place,
     PlanDecision,
 )
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -37,7 +37,7 @@ def decision(number: int) -> PlanDecision:
         detected=number,
         kinds=["schedule"],
         links=[
-            LinkChange(LinkEnd(2, 6, "here", "eth0"), LinkEnd(3, 7, "there", "mlx5_0:1"), 0.0, 40.0)
+            LinkChange(Place(2, 6, "here", "eth0"), Place(3, 7, "there", "mlx5_0:1"), 0.0, 40.0)
         ],
         why="link 2->3 takes 40 ms " * 50,
         warmup_before=[3, 2, 1],

@@ -20,11 +20,12 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.routes.remedy import RouteRemedy
-from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.base.errors import BadBundle
+from megatron_adaptra.diagnose.finding import Worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.plan import server
@@ -53,7 +54,7 @@ class Training(VotedRanks):
             workers = [Worker(10 + worker, f"host{worker}") for worker in range(6)]
             rule = ReplanPolicy(sends="eager")
             remedy = RouteRemedy(self.job.start, self.job.estimator, rule, log, workers, mode)
-            return Loop(remedy, announce=False)
+            return Loop(remedy, announce=None)
 
         super().__init__(
             6, lambda: starting_ballot(self.job.start, links=Links()), new_loop, prepare=prepares

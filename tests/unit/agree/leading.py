@@ -21,13 +21,14 @@ from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.record import RunRecord
-from megatron_adaptra.adapt.schedules.decisions import PlanDecision, Worker
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.agree.bundle import SCHEDULE
 from megatron_adaptra.agree.channel import Channel
 from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.agree.store import KeyValueStore
+from megatron_adaptra.diagnose.finding import Worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.report import Memory
@@ -54,7 +55,7 @@ class WatchedLoop(Loop[PipelineRemedy]):
 
     def __init__(self, *args: Any) -> None:
         self.moved = threading.Condition()
-        super().__init__(PipelineRemedy(*args), announce=False)
+        super().__init__(PipelineRemedy(*args), announce=None)
 
     def _take(self, report: Any) -> None:
         super()._take(report)

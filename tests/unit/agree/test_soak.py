@@ -61,7 +61,7 @@ def soak(me: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, i
     ranks = VotedRanks(
         2, lambda: starting_ballot(start),
         lambda: Loop(
-            PipelineRemedy(start, estimator, ReplanPolicy(), log, workers(2)), announce=False
+            PipelineRemedy(start, estimator, ReplanPolicy(), log, workers(2)), announce=None
         ),
     )  # fmt: skip
     leader, loop = ranks.leader, ranks.loop

@@ -38,7 +38,7 @@ OPTIONS = DemoOptions(stages=2, data_parallel=4, late_ranks=["2:160ms"])
 def voted(path: Path, min_gain: float = 0.05) -> GroupReductions:
     """A group of four, of which rank 2 was late for a while."""
     group = VotedGroup(4, path, min_gain)
-    group.loop.announce = False
+    group.loop.announce = None
     group.train(FOUND.start)
     group.train(len(FOUND), LATE)
     known = known_now([group.loop])

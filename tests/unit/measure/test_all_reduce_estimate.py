@@ -46,7 +46,7 @@ class Group:
         if self.estimate.update(seen, rates, f.nbytes):
             known = self.estimate.figures(f.nbytes, f.iteration)
             assert known is not None
-            self.words += self.estimate.changes()
+            self.words += self.estimate.changes(range(self.estimate.ports.ranks))
             self.estimate.accept()
             self.choice = choose_all_reduce(known, self.choice, self.min_gain).choice
         if (note := self.estimate.late_ranks.note()) is not None:
@@ -118,7 +118,7 @@ def test_delay_and_rate_of_a_slow_path():
     for _ in range(20):
         seen = messages(4, {}, slow={(1, 2): 0.05})
         estimate.update(seen, probed(Ports.equal([1e6] * 4, paths=slow)), 100_000)
-        words += estimate.changes()
+        words += estimate.changes(range(4))
         estimate.accept()
     figures = estimate.figures(100_000, 1.0)
     assert figures.ports.paths[1, 2] == (pytest.approx(0.05), 0.25e6, 0.0)

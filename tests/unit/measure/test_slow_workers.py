@@ -304,7 +304,7 @@ def test_whatever_reports_hold_factors_stay_within_what_was_seen(rows, every):
 
 def test_bad_input():
     with pytest.raises(BadInput, match="replicas"):
-        SlowWorkers(3, 1)
+        SlowWorkers(3, 0)
     with pytest.raises(BadInput, match="stages"):
         SlowWorkers(0, 2)
     with pytest.raises(BadInput, match="worker"):

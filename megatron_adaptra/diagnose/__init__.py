@@ -1,0 +1,1 @@
+"""Layer 4: who is slow, whatever is done about it."""

@@ -1,0 +1,62 @@
+"""Who is slow is logged at rank 0, by global rank and host, for every replica."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from trainings import needs_training, train
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
+BEGIN, END = 6, 18  # iterations in which something is slow
+LENGTH = 30
+
+
+def found(folder: Path, ranks: int, *flags: str) -> tuple[list[dict[str, Any]], str]:
+    """The findings of a training, and what it printed."""
+    log = folder / "decisions.jsonl"
+    words = ("--pipeline-model-parallel-size", "2", "--adaptra", "--adaptra-decision-log", str(log))
+    done = train(folder, ranks, *words, *flags, iterations=LENGTH)
+    path = folder / "decisions.findings.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    schema = json.loads(SCHEMA.read_text())
+    for event in events:
+        jsonschema.validate(event, schema)
+    return events, done.text
+
+
+@needs_training
+@pytest.mark.parametrize(
+    ("flags", "what", "ranks"),
+    [
+        (("--adaptra-emulate-worker", f"1.1:4x@{BEGIN}..{END}"), "slow worker", {3}),
+        (
+            ("--adaptra-emulate-link", f"1.0-1.1:60ms@{BEGIN}..{END}"),
+            "slow link", {1, 3},
+        ),
+        (
+            ("--adaptra-emulate-link", f"0-1:60ms@{BEGIN}..{END}", "--adaptra-min-gain", "1"),
+            "slow link", {0, 1, 2, 3},
+        ),
+    ],
+    ids=["a worker", "a link of replica 1", "no plan is worth it"],
+)  # fmt: skip
+def test_who_is_slow_is_named(
+    flags: tuple[str, ...], what: str, ranks: set[int], tmp_path: Path
+) -> None:
+    events, text = found(tmp_path, 4, *flags)
+    opened = [event for event in events if event["state"] == "opened" and event["what"] == what]
+    assert {place["rank"] for event in opened for place in event["where"]} == ranks, text
+    assert {place["host"] for event in opened for place in event["where"]} == {socket.gethostname()}
+    for event in opened:
+        assert BEGIN - 1 <= event["since"] <= event["found"] <= BEGIN + 4, event
+    closed = [event for event in events if event["state"] == "closed" and event["what"] == what]
+    assert {event["id"] for event in closed} == {event["id"] for event in opened}, text
+    lines = re.findall(rf"adaptra: {what}: rank (\d)", text)
+    assert len(lines) == len(opened), "one line each"
+    assert len(re.findall(rf"adaptra: recovered: .*the {what} was", text)) == len(closed)

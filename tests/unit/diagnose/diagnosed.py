@@ -1,0 +1,43 @@
+"""A training without threads, diagnosed: what is found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from adapt.fed_job import FedJob
+
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.finding import Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
+
+
+class Diagnosed:
+    """A diagnosed training keeps the `lines` and `events` of the `job` that it watches."""
+
+    def __init__(self, job: FedJob[Any, Any], workers: int, replica: int | None = None) -> None:
+        self.lines: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        places = [Worker(10 + worker, f"host{worker}") for worker in range(workers)]
+        book = FindingBook(10, self._say)
+        self.diagnosis = PipelineDiagnosis(job.remedy.estimator, places, replica, book)
+        self._feed, self._known = job.feed, job.remedy.estimator
+        job.feed = self.feed  # type: ignore[method-assign]
+
+    def feed(self, iteration: int, reports: Any) -> None:
+        self._feed(iteration, reports)
+        rows = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
+        if self._known.known:
+            self.diagnosis.update(iteration, rows)
+
+    @property
+    def brief(self) -> list[tuple[str, str, list[int], int, int | None]]:
+        """By event: state, kind, ranks, since, until."""
+        return [
+            (e["state"], e["what"], [place["rank"] for place in e["where"]], e["since"], e["until"])
+            for e in self.events
+        ]
+
+    def _say(self, line: str, event: Mapping[str, Any]) -> None:
+        self.lines.append(line)
+        self.events.append(dict(event))
