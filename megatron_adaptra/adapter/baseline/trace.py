@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,10 +76,11 @@ def timed_messages(probe: Probe | GuardedProbe) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_messages(watchdog: Watchdog) -> Iterator[None]:
+def watched_messages(watchdog: Watchdog, raises: bool = True) -> Iterator[None]:
     """Show the watchdog which message Megatron's communicator waits for, for one iteration.
 
-    A broken connection becomes PeerLost with the op and the peer.
+    A broken connection becomes PeerLost with the op and the peer where this `raises`; else the
+    error is torch's own, as without it.
     """
     original = P2PCommunicator._communicate
     worker = watchdog.worker
@@ -104,9 +106,23 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
         try:
             result = original(self, **kwargs)
         except RuntimeError as error:
+            if not raises:
+                raise
             raise watchdog.lost(op, peer, PeerLost(f"gloo: {reason_of(error)}")) from error
         watchdog.waits_for = None
+        watchdog.done += [Op(kind, count[kind]) for kind in kinds]
         return result
 
-    with patch("message-names", _communicate=communicate):
+    with patch("message-names" if raises else "waited-messages", _communicate=communicate):
         yield
+
+
+def counted_forwards(watchdog: Watchdog, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's `forward_step`, whose calls show the watchdog that this rank goes on."""
+
+    @functools.wraps(forward_step)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        watchdog.calls += 1
+        return forward_step(*args, **kwargs)
+
+    return counted

@@ -40,6 +40,7 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_native,
     run_stock,
 )
+from megatron_adaptra.adapter.pipeline.hangs import watch_hangs
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
@@ -133,6 +134,7 @@ class Session:
         # True where numbers of microbatches may change in one replica alone.
         self._counts_differ = own_loop and mpu.get_data_parallel_world_size() > 1
         self._noted = False  # that they have
+        self._hangs = self.guard.call(watch_hangs, context)
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """Run one call of Megatron's forward_backward, in our order if the pipeline is ours.
@@ -148,8 +150,11 @@ class Session:
             PeerLost: a message of another stage did not come while Megatron would wait for it.
             Disagreement: the leader's decision on a plan did not come by then.
         """
-        if arguments.get("forward_only"):
+        evaluates = arguments.get("forward_only")
+        if evaluates:
             self.iteration_done()
+        phase = f"an evaluation before iteration {self.iteration}" if evaluates else ""
+        self.watchdog.begins(self.iteration, phase)
         case = Case(self.config, arguments, function, self.patches)
         reason = self._stock or why_not(PIPELINE, case)
         if reason:
@@ -200,6 +205,7 @@ class Session:
         if self.stage == self.stages - 1 and run.idle:
             result = self._idle.filled(result)
         run.wiring.mailbox.finish()
+        self.watchdog.begins(self.iteration)  # its step
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
         record = probe.pipeline_ends()
@@ -221,6 +227,7 @@ class Session:
         A run that has begun its next iteration keeps that number: as many calls go before it.
         """
         result = run_stock(self.context, self._sends, self.iteration, function, arguments)
+        self.watchdog.begins(self.iteration)  # its step
         begun = self.run is not None and not self.run.abandoned
         self.iteration += not begun and not arguments.get("forward_only")
         return result
@@ -333,6 +340,8 @@ class Session:
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)
+            if self._hangs is not None:
+                stack.callback(self._hangs.close)
             if self._watch is not None:
                 stack.callback(self._watch.close)
             if self._sends is not None:
