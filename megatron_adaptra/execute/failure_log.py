@@ -90,7 +90,7 @@ _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends
 
 
 def state_of(pid: int) -> str:
-    """Return why a process does nothing, "died" or "stopped"; empty for one that may run."""
+    """Return why process `pid` does nothing, "died" or "stopped"; empty for one that may run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, flags = fields[0], int(fields[6])

@@ -65,7 +65,7 @@ class Ends:
 
 
 def ends(start: int, notes: Notes) -> Ends:
-    """Follow the waits from rank `start`."""
+    """Follow the waits of `notes`, by rank, from rank `start`."""
     reached, todo, found, unknown = {start}, [start], [], False
     for rank in todo:
         waits = notes[rank].waits if rank in notes else ()
@@ -149,7 +149,10 @@ def _lost(notes: Notes, ranks: Iterable[int]) -> tuple[int, int] | None:
 
 
 def needed(start: int, notes: Notes, world: Sequence[int]) -> list[int]:
-    """Return the ranks whose notes are not read yet, and that `describe_ends` would ask for."""
+    """Return the ranks that are not in `notes`, and that `describe_ends` would ask for.
+
+    `start`, `world`: as there.
+    """
     at = ends(start, notes)
     found = [rank for rank in at.ranks if rank not in notes]
     if not at.ranks and at.unknown:

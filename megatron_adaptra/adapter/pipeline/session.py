@@ -57,6 +57,7 @@ from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
+from megatron_adaptra.execute.hang_watch import HangWatch
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.measure.iteration_record import IterationRecord
@@ -340,7 +341,7 @@ class Session:
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)
-            if self._hangs is not None:
+            if isinstance(self._hangs, HangWatch):
                 stack.callback(self._hangs.close)
             if self._watch is not None:
                 stack.callback(self._watch.close)
