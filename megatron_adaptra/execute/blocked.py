@@ -85,7 +85,8 @@ def _in_torch(frames: Sequence[FrameType], place: str) -> _Found:
     group = next((names["group"] for names in found if names.get("group") is not None), None)
     peer = next((peer for peer in peers if isinstance(peer, int)), None)
     ranks = dist.get_process_group_ranks(group) if peer is None else [peer]
-    caller = place_of([f for f in frames[inside[-1] + 1 :] if not _passes(f)])
+    callers = [frame for frame in frames[inside[-1] + 1 :] if not _passes(frame)]
+    caller = place_of([frame for frame in callers if not _library(frame)] or callers)
     label = getattr(group, "group_desc", "") or ""
     label = "" if label in ("undefined", "default_pg") else f" ({label})"
     over = f"over {short(ranks)}" if peer is None else f"with rank {peer}"

@@ -105,12 +105,16 @@ class HangWatch:
         """Take back what this rank has written. `since`: without progress, if that was logged."""
         if since is not None:
             seconds = time.monotonic() - since
-            log_line(f"{self._who} goes on in {self._watchdog.phase} after {seconds:.0f} s")
+            log_line(f"{self._who} goes on in {self._phase} after {seconds:.0f} s")
         for key in self._found:
             self._put(key, "")
         if self._written:
             self._put(f"at/{self._rank}/note", "")
         self._written, self._found = False, []
+
+    @property
+    def _phase(self) -> str:
+        return self._watchdog.phase.partition(",")[0]
 
     def _note(self) -> Waiting:
         """Write down what this rank does."""
@@ -136,15 +140,17 @@ class HangWatch:
         text = found.text
         if found.waits == () and (full := _full_disks()):
             text += f" (no space is left on {', '.join(full)})"
-        return Waiting(self._who, one.iteration, text, found.waits, found.together, done=done)
+        return Waiting(
+            self._who, one.iteration, text, found.waits, found.together, "", done, one.under_way
+        )
 
     def _report(self, still: float, lines: int) -> None:
         mine = self._note()
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - still))
-        text = f"{self._who}: no progress in {self._watchdog.phase} since {began} ({still:.0f} s)"
+        text = f"{self._who}: no progress in {self._phase} since {began} ({still:.0f} s)"
         after = f" after {mine.done[-1]}" if mine.done else ""
-        text = f"{text}: it {mine.does}{after}; {self._result(mine, lines)}"
-        log_line(f"{text}; {GOES_ON} once that moves")
+        result = self._result(mine, lines).replace(f"{self._who}, which {mine.does}", "this rank")
+        log_line(f"{text}: it {mine.does}{after}; {result}; {GOES_ON} once that moves")
 
     def _result(self, mine: Waiting, lines: int) -> str:
         """Return what one rank has found out for all; find it out where this is that rank."""

@@ -20,6 +20,7 @@ class Waiting:
     stage 0 (rank 0)`. `waits`: global ranks of which it needs one or all; none where it needs no
     other rank, None where that is not known. `together`: they are in one collective. `op`: of the
     message that it waits for, else empty. `done`: messages sent and awaited in the iteration.
+    `under_way`: the op that it has begun, if that is known.
     """
 
     who: str
@@ -29,6 +30,7 @@ class Waiting:
     together: bool = False
     op: str = ""
     done: tuple[str, ...] = ()
+    under_way: str = ""
 
     def dump(self) -> str:
         """Return the text that `load` reads."""
@@ -40,12 +42,6 @@ class Waiting:
         data = json.loads(text)
         waits = None if data["waits"] is None else tuple(map(int, data["waits"]))
         return cls(**{**data, "waits": waits, "done": tuple(data["done"])})
-
-    @property
-    def under_way(self) -> str:
-        """The op that it has begun, as the last message that moved here was that op's input."""
-        last = self.done[-1] if self.done else ""
-        return "" if last.startswith(("SF", "SB")) else last
 
 
 Notes = Mapping[int, Waiting]
@@ -127,7 +123,9 @@ def _missing(rank: int, notes: Notes, called: Callable[[int], str]) -> str:
     if ops:
         return f"{ops[0].removeprefix('S')} of {called(rank)}"
     together = next((note for note in needing if note.together), None)
-    return f"the part of {called(rank)} in what others are in" if together else ""
+    if together:
+        return f"the part of {called(rank)} in what others are in"
+    return f"what {called(rank)} is in" if rank in notes else ""
 
 
 def _order(op: str) -> tuple[bool, int]:

@@ -43,6 +43,7 @@ class Watchdog:
     `waits_for`: the op, the worker waited for, and since when, on the monotonic clock; set before
     every wait of the schedule, and None once the wait has succeeded. `done`: the messages that the
     iteration has sent and awaited here, in order. `calls`: of whatever shows that the rank goes on.
+    `forward`: the number of the one under way; -1 where that is not known, None outside of one.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Watchdog:
         self.iteration = -1  # the one under way, or the last one
         self.done: list[Op] = []
         self.calls = 0
+        self.forward: int | None = None
         self.waits_for: tuple[Op, int, float] | None = None
 
     def name(self, worker: int) -> str:
@@ -74,8 +76,20 @@ class Watchdog:
         """
         if phase or not self.phase.startswith(f"iteration {iteration}"):
             self.phase = phase or f"iteration {iteration}"
-        self.iteration, self.done = iteration, []
+        self.iteration, self.done, self.forward = iteration, [], None
         self.calls += 1
+
+    @property
+    def under_way(self) -> str:
+        """The op that has begun here, as far as is known: `F3`; else empty."""
+        last = self.done[-1] if self.done else None
+        if self.forward is not None:
+            known = last is not None and last.kind is Kind.F
+            return str(last) if known else f"F{self.forward}" if self.forward >= 0 else ""
+        if last is None or last.kind in (Kind.SEND_F, Kind.SEND_B):
+            return ""
+        # The last stage goes on with the backward of what it has run forwards.
+        return str(last._replace(kind=Kind.B) if last.kind is Kind.F else last)
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """Return the error for a failed wait for worker `peer`; log it for all ranks.

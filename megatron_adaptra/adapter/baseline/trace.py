@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.base.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
@@ -117,12 +119,18 @@ def watched_messages(watchdog: Watchdog, raises: bool = True) -> Iterator[None]:
         yield
 
 
-def counted_forwards(watchdog: Watchdog, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's `forward_step`, whose calls show the watchdog that this rank goes on."""
+def counted_forwards(watchdog: Watchdog, arguments: ScheduleArgs) -> ScheduleArgs:
+    """Return the `arguments` of Megatron's schedule with forwards that the watchdog sees."""
+    if (forward_step := arguments.get("forward_step_func")) is None:
+        return arguments
+    numbers = itertools.count() if len(models_of(arguments)) == 1 else itertools.repeat(-1)
 
     @functools.wraps(forward_step)
     def counted(*args: Any, **kwargs: Any) -> Any:
         watchdog.calls += 1
-        return forward_step(*args, **kwargs)
+        watchdog.forward = next(numbers)
+        result = forward_step(*args, **kwargs)
+        watchdog.forward = None
+        return result
 
-    return counted
+    return {**arguments, "forward_step_func": counted}

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.baseline import stock, trace
+from megatron_adaptra.adapter.baseline import stock
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
-from megatron_adaptra.adapter.baseline.trace import timed_messages, traced_ops
+from megatron_adaptra.adapter.baseline.trace import (
+    timed_messages,
+    traced_ops,
+    watched_messages,
+)
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
     config_of,
@@ -33,18 +37,15 @@ from megatron_adaptra.ir.op import Kind
 
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Run Megatron's own schedule `function`, kept from freeing what it is still sending."""
-    config, watchdog = config_of(arguments), context.watchdog
-    if context.config.hang_timeout and (step := arguments.get("forward_step_func")):
-        counted = trace.counted_forwards(watchdog, step)
-        arguments = {**arguments, "forward_step_func": counted}
     with contextlib.ExitStack() as stack:
         if context.patches.uses("waited-messages"):
-            stack.enter_context(trace.watched_messages(watchdog, raises=False))
-        return _run_whole(context, function, config, arguments)
+            stack.enter_context(watched_messages(context.watchdog, raises=False))
+        return _run_whole(context, function, arguments)
 
 
-def _run_whole(context: RankContext, function: Any, config: Any, arguments: ScheduleArgs) -> Any:
+def _run_whole(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Run `function` where what it sends is not freed before it is sent."""
+    config = config_of(arguments)
     unprotected = bool(context.patches.why_not("whole-outputs"))
     if unprotected or not stock.frees_too_early(function, config, context.profile.waits):
         return function(**arguments)

@@ -10,6 +10,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
+from megatron_adaptra.adapter.baseline.trace import counted_forwards
 from megatron_adaptra.adapter.compat import closed_groups
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -156,6 +157,8 @@ class Session:
             self.iteration_done()
         phase = f"an evaluation before iteration {self.iteration}" if evaluates else ""
         self.watchdog.begins(self.iteration, phase)
+        if self._hangs is not None:
+            arguments = counted_forwards(self.watchdog, arguments)
         case = Case(self.config, arguments, function, self.patches)
         reason = self._stock or why_not(PIPELINE, case)
         if reason:

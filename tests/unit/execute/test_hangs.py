@@ -32,7 +32,7 @@ def judge(*notes, start=0, world=range(4)):
 
 
 def test_the_end_of_a_chain_keeps_the_job_waiting():
-    notes = note(0, (1,), op="B0"), note(1, (2,), op="B0"), note(2, done=("F0", "SB0", "F1"))
+    notes = note(0, (1,), op="B0"), note(1, (2,), op="B0"), note(2, under_way="F1")
     assert judge(*notes) == (
         "the job waits for rank 2, which is in f (user.py:3); first missing op: F1 of rank 2"
     )
@@ -50,6 +50,7 @@ def test_a_collective_is_followed_to_the_rank_that_is_not_in_it():
     assert text.startswith("the job waits for rank 3, which has")
     text = judge(*notes, note(2))
     assert "waits for rank 2, which is in f" in text
+    assert judge(note(2), start=2).endswith("first missing op: what rank 2 is in")
     assert text.endswith("first missing op: the part of rank 2 in what others are in")
 
 
@@ -76,6 +77,24 @@ def test_where_a_wait_is_unknown_all_ranks_are_looked_at():
 def test_a_note_is_read_as_it_was_written():
     _, written = note(1, (0, 2), op="F3", done=("F2", "SF2"))
     assert Waiting.load(written.dump()) == written
+
+
+@pytest.mark.parametrize(
+    ("forward", "done", "op"),
+    [
+        (None, "", ""),
+        (2, "", "F2"),  # on the first stage
+        (2, "B0 SB0 F3", "F3"),  # its message has the number, others than its own count, too
+        (None, "F3", "B3"),  # on the last stage
+        (None, "F3 SF3 B1", "B1"),
+        (None, "B1 SB1", ""),
+        (-1, "SF1", ""),
+    ],
+)
+def test_the_op_under_way_is_known_by_its_messages(forward, done, op):
+    watchdog = Watchdog(0, [0])
+    watchdog.forward, watchdog.done = forward, [Op.parse(one) for one in done.split()]
+    assert watchdog.under_way == op
 
 
 @pytest.mark.parametrize(
@@ -176,7 +195,8 @@ def test_all_ranks_name_the_one_that_does_not_come(tmp_path):
         line, *_ = [line for line in text.splitlines() if "no progress" in line]
         begin = rf"adaptra: stage {rank} \(rank {rank}\) on \S+: no progress in iteration 7 since "
         assert re.match(begin + rf"\d\d:\d\d:\d\d \(\d s\): it {own[rank]}", line), line
-        assert re.search(rf"the job waits for stage 0 \(rank 0\) on \S+, which {own[0]}", line)
+        late = r"stage 0 \(rank 0\) on \S+, which " + own[0] if rank else "this rank"
+        assert re.search(f"the job waits for {late}; first missing op: ", line), line
         assert line.endswith("training goes on once that moves")
 
 
