@@ -60,9 +60,9 @@ class KeyValueStore:
         return self._ask(act)
 
     def get_all(self, keys: Iterable[str]) -> dict[str, str] | None:
-        """Return the values of those of `keys` that have one, as far as they come in time.
+        """Return the values of those of `keys` that have one.
 
-        None where the store does not answer.
+        None where the store does not answer for all of them in time.
         """
         found: dict[str, str] = {}
 
@@ -72,8 +72,7 @@ class KeyValueStore:
                     found[key] = self._store.get(self._prefix + key).decode()
             return True
 
-        answered = self._ask(act)
-        return dict(found) if answered or found else None
+        return found if self._ask(act) else None
 
     def _ask(self, act: Callable[[], Answer]) -> Answer | None:
         """Return the result of `act`; None when it raises, or takes longer than `waits.STORE`.

@@ -30,6 +30,7 @@ from megatron_adaptra.execute.watchdog import Watchdog
 
 _LOOKS = 32  # in a time-out, so that little is added to a short one
 _COLLECT = 2.0  # seconds for other ranks' notes
+_AT_ONCE = 200  # keys: fewer than the store takes a second for
 _LISTED = 8  # ranks without a note that are looked at: whether their process is stopped
 _serials = count()  # activations of this process, the same on all ranks
 
@@ -82,13 +83,13 @@ class HangWatch:
         while not self._closing.wait(pause):
             if (over := time.monotonic() - asleep - pause) > self._seconds / 4:
                 since += over  # this process itself was stopped
+            self._answers = True
             if (now := self._moves()) != before:
                 self._go_on(since if lines else None)
                 before, since, lines = now, time.monotonic(), 0
                 asleep = time.monotonic()
                 continue
             still = time.monotonic() - since
-            self._answers = True
             if still >= self._seconds / 2 and not self._written:
                 self._note()
             if still >= self._seconds * 2**lines:
@@ -157,9 +158,7 @@ class HangWatch:
         key = f"{mine.iteration}/{lines}"
         finder = self._first(f"{key}/by", str(self._rank))
         if finder is None:
-            gone = self._watchdog.failure_log.missing()
-            seen = "".join(f"; {state}: rank {rank}" for state in gone for rank in gone[state])
-            return f"the job's store does not answer{seen}"
+            return self._alone()
         if finder != str(self._rank):
             end = time.monotonic() + 2 * _COLLECT
             while self._answers and time.monotonic() < end:
@@ -170,10 +169,18 @@ class HangWatch:
         notes = self._collect(mine)
         silent = needed(self._rank, notes, self._world)[:_LISTED]
         names = self._get([f"at/{rank}" for rank in silent])
+        if not self._answers:  # ranks may have notes that were not read
+            return self._alone()
         text = describe_ends(self._rank, notes, self._world, lambda rank: _name(rank, names))
         self._put(key, json.dumps([text, silent]))
         self._found += [key, f"{key}/by"]
         return text + self._seen(silent)
+
+    def _alone(self) -> str:
+        """Return what is known here without the store."""
+        gone = self._watchdog.failure_log.missing()
+        seen = "".join(f"; {state}: rank {rank}" for state in gone for rank in gone[state])
+        return f"the job's store does not answer{seen}"
 
     def _collect(self, mine: Waiting) -> dict[int, Waiting]:
         """Read the notes of the ranks that keep this one waiting."""
@@ -222,9 +229,15 @@ class HangWatch:
         store = self._watchdog.failure_log.store
         if not self._answers or store is None or not keys:
             return {}
-        found = store.get_all([f"{self._prefix}/{key}" for key in keys])
-        self._answers = found is not None
-        return {key.removeprefix(f"{self._prefix}/"): value for key, value in (found or {}).items()}
+        got: dict[str, str] = {}
+        for first in range(0, len(keys), _AT_ONCE):
+            some = {f"{self._prefix}/{key}": key for key in keys[first : first + _AT_ONCE]}
+            found = store.get_all(some)
+            self._answers = found is not None
+            if found is None:
+                break
+            got |= {some[key]: value for key, value in found.items()}
+        return got
 
 
 def _name(rank: int, places: Mapping[str, str]) -> str:

@@ -99,7 +99,7 @@ def describe_ends(
         text = f"the job waits for {'; and for '.join(whom)}{more}"
         first = next(filter(None, (_missing(rank, notes, called) for rank in last)), "")
         return text + (f"; first missing op: {first}" if first else "")
-    if lost := _lost(notes, at.reached):
+    if lost := _lost_message(notes, at.reached):
         waiter, sender = lost
         op = notes[waiter].op
         return (
@@ -132,7 +132,7 @@ def _order(op: str) -> tuple[bool, int]:
     return op.startswith("S"), Op.parse(op).microbatch
 
 
-def _lost(notes: Notes, ranks: Iterable[int]) -> tuple[int, int] | None:
+def _lost_message(notes: Notes, ranks: Iterable[int]) -> tuple[int, int] | None:
     """Return a rank that waits for a message, and its peer, which has sent it; None without one."""
     for rank in ranks:
         note = notes.get(rank)

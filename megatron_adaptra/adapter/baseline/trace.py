@@ -88,25 +88,25 @@ def watched_messages(watchdog: Watchdog, raises: bool = True) -> Iterator[None]:
     worker = watchdog.worker
     count = dict.fromkeys((Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B), -1)
 
-    def communicate(self: Any, **kwargs: Any) -> Any:
-        moves = {
-            Kind.SEND_F: kwargs["tensor_send_next"] is not None,
-            Kind.SEND_B: kwargs["tensor_send_prev"] is not None,
-            Kind.F: kwargs["recv_prev"],
-            Kind.B: kwargs["recv_next"],
+    def communicate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        moves = {  # by the names that Megatron gives: without them a message has no name
+            Kind.SEND_F: kwargs.get("tensor_send_next") is not None,
+            Kind.SEND_B: kwargs.get("tensor_send_prev") is not None,
+            Kind.F: kwargs.get("recv_prev"),
+            Kind.B: kwargs.get("recv_next"),
         }
         for kind, moving in moves.items():
             count[kind] += bool(moving)
         # Of a send and a receive in one call, the receive is what takes time.
         kinds = [k for k in (Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B) if moves[k]]
         if not kinds:  # interleaved schedules call it for nothing, too
-            return original(self, **kwargs)
+            return original(self, *args, **kwargs)
         op = Op(kinds[0], count[kinds[0]])
         peer = worker - 1 if op.kind in (Kind.F, Kind.SEND_B) else worker + 1
         peer %= len(watchdog.ranks)
         watchdog.waits_for = op, peer, time.monotonic()
         try:
-            result = original(self, **kwargs)
+            result = original(self, *args, **kwargs)
         except RuntimeError as error:
             if not raises:
                 raise
