@@ -210,18 +210,21 @@ class HangWatch:
                     words += f"; {state}: rank {rank}"
         return words
 
-    # The store. Once it has not answered in a look, it is not asked again in that.
+    # The store. On a busy host a request may take longer than its limit, and so is made twice. Once
+    # the store has not answered both in a look, it is not asked again in that.
 
     def _put(self, key: str, text: str) -> None:
         store = self._watchdog.failure_log.store
         if self._answers and store is not None:
-            self._answers = store.put(f"{self._prefix}/{key}", text)
+            name = f"{self._prefix}/{key}"
+            self._answers = store.put(name, text) or store.put(name, text)
 
     def _first(self, key: str, text: str) -> str | None:
         store = self._watchdog.failure_log.store
         if not self._answers or store is None:
             return None
-        value = store.put_first(f"{self._prefix}/{key}", text)
+        name = f"{self._prefix}/{key}"
+        value = store.put_first(name, text) or store.put_first(name, text)
         self._answers = value is not None
         return value
 
@@ -232,7 +235,8 @@ class HangWatch:
         got: dict[str, str] = {}
         for first in range(0, len(keys), _AT_ONCE):
             some = {f"{self._prefix}/{key}": key for key in keys[first : first + _AT_ONCE]}
-            found = store.get_all(some)
+            if (found := store.get_all(some)) is None:
+                found = store.get_all(some)
             self._answers = found is not None
             if found is None:
                 break
