@@ -216,6 +216,13 @@ class AdaptraConfig:
         "training ends where Megatron's does (--distributed-timeout-minutes)",
         metavar="S",
     )
+    hang_timeout: float = _setting(
+        180.0,
+        "seconds without progress after which every rank says what it waits for, and who keeps "
+        "the job waiting (0: never); it waits on. Less where --adaptra-timeout, torch's limit or "
+        "ft_launcher's would come first",
+        metavar="S",
+    )
     decision_log: str = _setting(
         "", "file that decisions to change the plan are appended to, as JSON lines", metavar="FILE"
     )
@@ -244,12 +251,12 @@ class AdaptraConfig:
             text = "none" if given == math.inf else f"{min(given, 1e300):g}"
             object.__setattr__(self, "activation_budget", text)
         parse_budget(self.activation_budget)
-        for name, least in (("min_gain", 0.0), ("timeout", 1.0)):
+        for name, least in (("min_gain", 0.0), ("timeout", 1.0), ("hang_timeout", 0.0)):
             value = getattr(self, name)
             if not _is_number(value) or not value >= least:
                 raise BadInput(name, value, f"it has to be a number of at least {least:g}")
-        if self.timeout > LONGEST:
-            raise BadInput("timeout", self.timeout, f"it has to be at most {LONGEST:g} seconds")
+            if name != "min_gain" and value > LONGEST:
+                raise BadInput(name, value, f"it has to be at most {LONGEST:g} seconds")
         late: Any = self.late_ranks
         for name in ("late_ranks", "sync_counts"):
             given = getattr(self, name)

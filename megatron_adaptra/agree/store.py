@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from megatron_adaptra.base import waits
@@ -38,9 +38,17 @@ class KeyValueStore:
 
         return self._ask(act) is True
 
-    def put_first(self, key: str, text: str) -> None:
-        """Set `key` to `text` unless it has a value already."""
-        self._ask(lambda: self._store.compare_set(self._prefix + key, "", text))
+    def put_first(self, key: str, text: str) -> str | None:
+        """Set `key` to `text` unless it has a value already, other than an empty one.
+
+        Returns its value from now on; None where the store does not answer.
+        """
+
+        def act() -> str:
+            value = self._store.compare_set(self._prefix + key, "", text)
+            return str(value.decode())
+
+        return self._ask(act)
 
     def get(self, key: str) -> str | None:
         """Return the value of `key`; None where it has none, or the store does not answer."""
@@ -61,6 +69,21 @@ class KeyValueStore:
         if found is not None:
             self._ask(lambda: self._store.delete_key(self._prefix + key))
         return found
+
+    def get_all(self, keys: Iterable[str]) -> dict[str, str] | None:
+        """Return the values of those of `keys` that have one.
+
+        None where the store does not answer for all of them in time.
+        """
+        found: dict[str, str] = {}
+
+        def act() -> bool:
+            for key in keys:
+                if self._store.check([self._prefix + key]):
+                    found[key] = self._store.get(self._prefix + key).decode()
+            return True
+
+        return found if self._ask(act) else None
 
     def _ask(self, act: Callable[[], Answer]) -> Answer | None:
         """Return the result of `act`; None when it raises, or takes longer than `waits.STORE`.

@@ -14,11 +14,12 @@ from megatron_adaptra.base import waits
 class FailureLog:
     """A failure log keeps the first entry of a job, in torch's store, which outlives a dead rank.
 
-    Without a `store` it keeps that of one process. It never raises.
+    Without a `store` it keeps that of one process. It never raises. HangWatch has entries of
+    its own in the same `store`: one more connection of each rank would be many for a large job.
     """
 
     def __init__(self, store: KeyValueStore | None = None) -> None:
-        self._store, self._text = store, ""
+        self.store, self._text = store, ""
         self._visible_pids: Mapping[int, int] = {}
         self._serial = 0
 
@@ -37,8 +38,8 @@ class FailureLog:
 
     def close(self) -> None:
         """End the connection; from now on this rank writes and reads its own entries alone."""
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     def write(self, text: str) -> None:
         """Write `text`, one sentence, unless there is an entry already.
@@ -46,22 +47,22 @@ class FailureLog:
         Waits for the store for two seconds at most.
         """
         self._text = self._text or text
-        if self._store is not None:
-            self._store.put_first(f"{self._serial}/first", text)
+        if self.store is not None:
+            self.store.put_first(f"{self._serial}/first", text)
 
     def read(self) -> str:
         """Return the first entry of any rank, or an empty string.
 
         It is this one's own if the store is silent for 2 s.
         """
-        found = None if self._store is None else self._store.get(f"{self._serial}/first")
+        found = None if self.store is None else self.store.get(f"{self._serial}/first")
         return found or self._text
 
     def missing(self) -> dict[str, list[int]]:
         """Return the ranks here whose process "died" (or is ending), or is "stopped"."""
         found: dict[str, list[int]] = {}
         for rank, pid in self._visible_pids.items():
-            if state := _state(pid):
+            if state := state_of(pid):
                 found.setdefault(state, []).append(rank)
         return found
 
@@ -71,12 +72,12 @@ class FailureLog:
         `text`: that of `rank`. The others have `seconds` to write theirs, since ranks that wait
         for the same culprit did not begin at the same moment.
         """
-        if self._store is None:
+        if self.store is None:
             return text
-        self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
+        self.store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
         end, passed = time.monotonic() + seconds, {rank}
         while time.monotonic() < end and peer not in passed and not self.read():
-            found = self._store.get(f"{self._serial}/waits/{peer}")
+            found = self.store.get(f"{self._serial}/waits/{peer}")
             if found is None:
                 time.sleep(waits.LOOK_UP)  # torch's own wait for a key complains on stderr
                 continue
@@ -88,8 +89,8 @@ class FailureLog:
 _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets
 
 
-def _state(pid: int) -> str:
-    """Return why a process does nothing, "died" or "stopped"; empty for one that may run."""
+def state_of(pid: int) -> str:
+    """Return why process `pid` does nothing, "died" or "stopped"; empty for one that may run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, flags = fields[0], int(fields[6])

@@ -85,6 +85,7 @@ class Mailbox:
         exchange = self._awaited(op)
         work, buffer = self._posted.pop(exchange)
         stamps = self._wait(work, op, exchange.peer, self.timeout)
+        self.watchdog.done.append(op)
         stamps.nbytes = buffer.nbytes
         self.probe.arrived(exchange.peer, exchange.made, stamps)
         return buffer
@@ -94,6 +95,7 @@ class Mailbox:
         made, target = self.neighbours.exchange(op)
         work = self._transports[made.kind].isend(tensor, target, self._tag(made))
         self._sent.append((op, target, work))
+        self.watchdog.done.append(op)
 
     def discard(self, unused: UnusedPosts) -> None:
         """Clear the links of an iteration that will not run: every posted receive gets something.

@@ -41,7 +41,9 @@ class Watchdog:
     wait for a message, until `say_late` is called.
 
     `waits_for`: the op, the worker waited for, and since when, on the monotonic clock; set before
-    every wait of the schedule, and None once the wait has succeeded.
+    every wait of the schedule, and None once the wait has succeeded. `done`: the messages that the
+    iteration has sent and awaited here, in order. `calls`: of whatever shows that the rank goes on.
+    `forward`: the number of the one under way; -1 where that is not known, None outside of one.
     """
 
     def __init__(
@@ -57,11 +59,37 @@ class Watchdog:
         self.failure_log = failure_log or FailureLog()
         self.late = late
         self.phase = "start-up"  # what the rank does when it waits for no message
+        self.iteration = -1  # the one under way, or the last one
+        self.done: list[Op] = []
+        self.calls = 0
+        self.forward: int | None = None
         self.waits_for: tuple[Op, int, float] | None = None
 
     def name(self, worker: int) -> str:
         """Name a `worker` in errors: `stage 2 (rank 2)`; with replicas `worker 1.2 (rank 5)`."""
         return f"{self._routes.name(worker)} (rank {self.ranks[worker]})"
+
+    def begins(self, iteration: int, phase: str = "") -> None:
+        """Note that this rank begins a `phase` of an `iteration`, which has done nothing yet.
+
+        Without a `phase`, the iteration keeps the one that it has been given.
+        """
+        if phase or not self.phase.startswith(f"iteration {iteration}"):
+            self.phase = phase or f"iteration {iteration}"
+        self.iteration, self.done, self.forward = iteration, [], None
+        self.calls += 1
+
+    @property
+    def under_way(self) -> str:
+        """The op that has begun here, as far as is known: `F3`; else empty."""
+        last = self.done[-1] if self.done else None
+        if self.forward is not None:
+            known = last is not None and last.kind is Kind.F
+            return str(last) if known else f"F{self.forward}" if self.forward >= 0 else ""
+        if last is None or last.kind in (Kind.SEND_F, Kind.SEND_B):
+            return ""
+        # The last stage goes on with the backward of what it has run forwards.
+        return str(last._replace(kind=Kind.B) if last.kind is Kind.F else last)
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """Return the error for a failed wait for worker `peer`; log it for all ranks.
@@ -104,8 +132,12 @@ class Watchdog:
         if self.waits_for is None:
             return f"was in {self.phase}"
         op, peer, since = self.waits_for
+        return f"waited {time.monotonic() - since:.1f} s for {self.message(op, peer)}"
+
+    def message(self, op: Op, peer: int) -> str:
+        """Name the message that `op` needs, or sends, and the worker `peer` at its other end."""
         way = "to" if op.kind in (Kind.SEND_F, Kind.SEND_B) else "from"
-        return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
+        return f"{op} {way} {self.name(peer)}"
 
     def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
         """Log what was waited for, and exit, on signal `signum`, even while blocked in a library.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.base.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.watchdog import Watchdog
@@ -75,38 +78,59 @@ def timed_messages(probe: Probe | GuardedProbe) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watched_messages(watchdog: Watchdog) -> Iterator[None]:
+def watched_messages(watchdog: Watchdog, raises: bool = True) -> Iterator[None]:
     """Show the watchdog which message Megatron's communicator waits for, for one iteration.
 
-    A broken connection becomes PeerLost with the op and the peer.
+    A broken connection becomes PeerLost with the op and the peer where this `raises`; else the
+    error is torch's own, as without it.
     """
     original = P2PCommunicator._communicate
     worker = watchdog.worker
     count = dict.fromkeys((Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B), -1)
 
-    def communicate(self: Any, **kwargs: Any) -> Any:
-        moves = {
-            Kind.SEND_F: kwargs["tensor_send_next"] is not None,
-            Kind.SEND_B: kwargs["tensor_send_prev"] is not None,
-            Kind.F: kwargs["recv_prev"],
-            Kind.B: kwargs["recv_next"],
+    def communicate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        moves = {  # by the names that Megatron gives: without them a message has no name
+            Kind.SEND_F: kwargs.get("tensor_send_next") is not None,
+            Kind.SEND_B: kwargs.get("tensor_send_prev") is not None,
+            Kind.F: kwargs.get("recv_prev"),
+            Kind.B: kwargs.get("recv_next"),
         }
         for kind, moving in moves.items():
             count[kind] += bool(moving)
         # Of a send and a receive in one call, the receive is what takes time.
         kinds = [k for k in (Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B) if moves[k]]
         if not kinds:  # interleaved schedules call it for nothing, too
-            return original(self, **kwargs)
+            return original(self, *args, **kwargs)
         op = Op(kinds[0], count[kinds[0]])
         peer = worker - 1 if op.kind in (Kind.F, Kind.SEND_B) else worker + 1
         peer %= len(watchdog.ranks)
         watchdog.waits_for = op, peer, time.monotonic()
         try:
-            result = original(self, **kwargs)
+            result = original(self, *args, **kwargs)
         except RuntimeError as error:
+            if not raises:
+                raise
             raise watchdog.lost(op, peer, PeerLost(f"gloo: {reason_of(error)}")) from error
         watchdog.waits_for = None
+        watchdog.done += [Op(kind, count[kind]) for kind in kinds]
         return result
 
-    with patch("message-names", _communicate=communicate):
+    with patch("message-names" if raises else "waited-messages", _communicate=communicate):
         yield
+
+
+def counted_forwards(watchdog: Watchdog, arguments: ScheduleArgs) -> ScheduleArgs:
+    """Return the `arguments` of Megatron's schedule with forwards that the watchdog sees."""
+    if (forward_step := arguments.get("forward_step_func")) is None:
+        return arguments
+    numbers = itertools.count() if len(models_of(arguments)) == 1 else itertools.repeat(-1)
+
+    @functools.wraps(forward_step)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        watchdog.calls += 1
+        watchdog.forward = next(numbers)
+        result = forward_step(*args, **kwargs)
+        watchdog.forward = None
+        return result
+
+    return {**arguments, "forward_step_func": counted}

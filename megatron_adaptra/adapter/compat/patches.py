@@ -264,6 +264,13 @@ PATCHES: Mapping[str, Patch] = {
         Lasts.ITERATION, "on GPUs; --adaptra-act observe; in the demo's run of stock Megatron",
         lambda job: job.demo or (job.runs and _over_own_messages(job)),
     ),
+    "waited-messages": Patch(
+        _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),
+        "sees which message Megatron's own schedule waits for, to name it when nothing moves",
+        Lasts.ITERATION, "several stages, unless --adaptra-hang-timeout 0",
+        lambda job: job.stages > 1 and job.config.hang_timeout > 0,
+        feature="the message that a hang of Megatron's own schedule waits for",
+    ),
     "rehearsal": Patch(
         _in(
             "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator",

@@ -209,7 +209,7 @@ class Plugin:
             return wrapped(*args, **kwargs)
         self._count_skipped()
         place = f"iteration {self.session.iteration}, outside the pipeline's messages"
-        self.session.watchdog.phase = place
+        self.session.watchdog.begins(self.session.iteration, place)
         reruns = self.session.reruns
 
         def run() -> Any:
@@ -220,6 +220,7 @@ class Plugin:
 
         result = run() if reruns is None else reruns.train(run)
         self.session.iteration_done()
+        self.session.watchdog.calls += 1
         return result
 
     def _count_skipped(self) -> None:
@@ -246,6 +247,9 @@ class Plugin:
         return result
 
     def _save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        if self.session is not None:
+            dog = self.session.watchdog
+            dog.begins(dog.iteration, f"a save after iteration {dog.iteration}")
         result = wrapped(*args, **kwargs)
         if self.session is not None:
             self.session.guard.call(self._save_plan, wrapped, args, kwargs)

@@ -11,7 +11,11 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline import stock
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
-from megatron_adaptra.adapter.baseline.trace import timed_messages, traced_ops
+from megatron_adaptra.adapter.baseline.trace import (
+    timed_messages,
+    traced_ops,
+    watched_messages,
+)
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
     config_of,
@@ -33,6 +37,14 @@ from megatron_adaptra.ir.op import Kind
 
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Run Megatron's own schedule `function`, kept from freeing what it is still sending."""
+    with contextlib.ExitStack() as stack:
+        if context.patches.uses("waited-messages"):
+            stack.enter_context(watched_messages(context.watchdog, raises=False))
+        return _run_whole(context, function, arguments)
+
+
+def _run_whole(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
+    """Run `function` where what it sends is not freed before it is sent."""
     config = config_of(arguments)
     unprotected = bool(context.patches.why_not("whole-outputs"))
     if unprotected or not stock.frees_too_early(function, config, context.profile.waits):

@@ -10,6 +10,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline.stock import EmulatedSends
+from megatron_adaptra.adapter.baseline.trace import counted_forwards
 from megatron_adaptra.adapter.compat import closed_groups
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
@@ -40,6 +41,7 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_native,
     run_stock,
 )
+from megatron_adaptra.adapter.pipeline.hangs import watch_hangs
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
@@ -56,6 +58,7 @@ from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
+from megatron_adaptra.execute.hang_watch import HangWatch
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.measure.iteration_record import IterationRecord
@@ -134,6 +137,7 @@ class Session:
         # True where numbers of microbatches may change in one replica alone.
         self._counts_differ = own_loop and mpu.get_data_parallel_world_size() > 1
         self._noted = False  # that they have
+        self._hangs = self.guard.call(watch_hangs, context)
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """Run one call of Megatron's forward_backward, in our order if the pipeline is ours.
@@ -149,8 +153,13 @@ class Session:
             PeerLost: a message of another stage did not come while Megatron would wait for it.
             Disagreement: the leader's decision on a plan did not come by then.
         """
-        if arguments.get("forward_only"):
+        evaluates = arguments.get("forward_only")
+        if evaluates:
             self.iteration_done()
+        phase = f"an evaluation before iteration {self.iteration}" if evaluates else ""
+        self.watchdog.begins(self.iteration, phase)
+        if self._hangs is not None:
+            arguments = counted_forwards(self.watchdog, arguments)
         case = Case(self.config, arguments, function, self.patches)
         reason = self._stock or why_not(PIPELINE, case)
         if reason:
@@ -205,6 +214,7 @@ class Session:
         if self.stage == self.stages - 1 and run.idle:
             result = self._idle.filled(result)
         run.wiring.mailbox.finish()
+        self.watchdog.begins(self.iteration)  # its step
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
         record = probe.pipeline_ends()
@@ -226,6 +236,7 @@ class Session:
         A run that has begun its next iteration keeps that number: as many calls go before it.
         """
         result = run_stock(self.context, self._sends, self.iteration, function, arguments)
+        self.watchdog.begins(self.iteration)  # its step
         begun = self.run is not None and not self.run.abandoned
         self.iteration += not begun and not arguments.get("forward_only")
         return result
@@ -338,6 +349,8 @@ class Session:
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)
+            if isinstance(self._hangs, HangWatch):
+                stack.callback(self._hangs.close)
             if self._watch is not None:
                 stack.callback(self._watch.close)
             if self._sends is not None:

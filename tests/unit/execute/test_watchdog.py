@@ -196,7 +196,7 @@ def waits_in_a_row(me):
         return ""
     if me.rank < 3:
         behind = f"0/waits/{me.rank + 1}"
-        until(lambda: failure_log._store.get(behind) is not None, "the one behind gives up")
+        until(lambda: failure_log.store.get(behind) is not None, "the one behind gives up")
     waits.CHAIN = PATIENCE
     waited = 4.0 if me.rank == 1 else 2.0 * PATIENCE
     watchdog.waits_for = (
