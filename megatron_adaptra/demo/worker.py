@@ -175,7 +175,7 @@ class _Demo:
         # One of the last iterations of this phase will be drawn.
         phases = options.phases
         self.end_of_phase = phases[key_phase(phases)][1]
-        self.session.keep_records = range(1, self.end_of_phase)
+        self.session.reports.keep_records = range(1, self.end_of_phase)
         self.start: Schedule | None = None  # rank 0: the run begins with it
         self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
         self.known: list[Figures | None] | None = None  # of all-reduces, at that end
@@ -296,7 +296,7 @@ class _Demo:
         arm.end()
         if name == "adaptra":
             self._note_decision()
-            del self.session.records[:-KEPT]
+            del self.session.reports.records[:-KEPT]
         self.losses[name].append(losses)
 
     @property
@@ -326,7 +326,7 @@ class _Demo:
                 stack.enter_context(slowed_ops(worker))
             stack.enter_context(watched_messages(self.session.watchdog))
             probe = None
-            if iteration in self.session.keep_records:
+            if iteration in self.session.reports.keep_records:
                 probe = Probe(self.worker)
                 stack.callback(probe.close)
                 probe.begin(iteration)
@@ -362,8 +362,8 @@ class _Demo:
             seconds=self.seconds,
             digests={name: arm.digest() for name, arm in self.arms.items()},
             apart=self.arms["adaptra"].apart(self.arms["stock"]),
-            records={"stock": list(self.stock_records), "adaptra": self.session.records},
-            counted=self.session.counted,
+            records={"stock": list(self.stock_records), "adaptra": self.session.reports.records},
+            counted=self.session.reports.counted,
             samples=self.samples,
             kernel=kernel(),
             reductions=GroupReductions.of(self._loops(), self.known),

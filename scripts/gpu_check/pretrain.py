@@ -184,7 +184,7 @@ class Watch:
         from megatron_adaptra.adapter.entry.plugin import PLUGIN
 
         if (found := PLUGIN.session) is not None:
-            found.keep_records = range(1 << 30)
+            found.reports.keep_records = range(1 << 30)
         return found
 
     def write(self, models: list[Any], session: Any) -> None:
@@ -199,7 +199,7 @@ class Watch:
                 {"iteration": r.iteration, "stock": r.stock, "unusable": r.unusable,
                  "starved": r.starved if r.known else None,
                  "memory": None if r.memory is None else asdict(r.memory)}
-                for r in session.records
+                for r in session.reports.records
             ]  # fmt: skip
         path = Path(GIVEN["folder"]) / f"rank{os.environ['RANK']}.json"
         path.write_text(json.dumps(found))

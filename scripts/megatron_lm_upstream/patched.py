@@ -84,14 +84,14 @@ class Front:
             call["by"] = "us" if session.iteration > before else "Megatron"
             session.guard.flush(60.0)  # it prints the reasons
             call["why"] = "; ".join(self._reasons)
-            ours = session.records[-1].ops if call["by"] == "us" else ()
+            ours = session.reports.records[-1].ops if call["by"] == "us" else ()
             call["ops"] = "".join(sorted({done.op.kind.value for done in ours}))
 
     def _session(self, config: AdaptraConfig) -> Session:
         if self._activation is None:
             fetch = schedules.get_forward_backward_func
             self._activation = activate(config)
-            self._activation.session.keep_records = range(1 << 30)
+            self._activation.session.reports.keep_records = range(1 << 30)
             self._fetch = schedules.get_forward_backward_func
             for target in PATCHES["schedule"].present():  # what the tests fetch is what they name
                 owner, name = find(target)

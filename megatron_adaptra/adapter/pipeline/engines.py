@@ -22,7 +22,15 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     default_groups,
     models_of,
 )
-from megatron_adaptra.adapter.limits import EXECUTOR, Case, no_states, why_not
+from megatron_adaptra.adapter.limits import (
+    EXECUTOR,
+    MOVED,
+    RECOMPUTE,
+    SPLIT,
+    Case,
+    no_states,
+    why_not,
+)
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
@@ -32,6 +40,7 @@ from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, o
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, filling_order
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.ir.op import Kind
 
 
@@ -138,6 +147,16 @@ class Executor:
         self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
         self._order: dict[torch.nn.Parameter, None] = {}  # in which Megatron fills gradients
         self._random = HomeRandom()
+
+    def limits(self, case: Case) -> dict[str, str]:
+        """Return why not, by feature that the job of a `case` asks this loop for; "" if it can."""
+        if not self.runs(case.arguments):
+            return {}
+        asked = [SPLIT] if case.ours.policy in ("adaptive", *SPLITTING) else []
+        asked += [RECOMPUTE] if case.ours.recompute else []
+        moves = case.ours.reroute == "auto" and self._context.replicas > 1
+        asked += [MOVED] if moves else []
+        return {feature: why_not(feature, case) for feature in asked}
 
     @contextlib.contextmanager
     def learning(self, arguments: ScheduleArgs) -> Iterator[None]:

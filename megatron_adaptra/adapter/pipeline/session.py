@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from megatron.core import parallel_state as mpu
@@ -24,9 +23,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
 from megatron_adaptra.adapter.limits import (
     MOVED,
     PIPELINE,
-    RECOMPUTE,
     ROUTES,
-    SPLIT,
     WARMUP,
     Case,
     why_not,
@@ -43,9 +40,9 @@ from megatron_adaptra.adapter.pipeline.engines import (
 )
 from megatron_adaptra.adapter.pipeline.hangs import watch_hangs
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
-from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
+from megatron_adaptra.adapter.pipeline.reports import Reports
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
@@ -55,16 +52,12 @@ from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import NoConnections
 from megatron_adaptra.base.log import GOES_ON, log_line
-from megatron_adaptra.config import SPLITTING, AdaptraConfig
+from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.execute.hang_watch import HangWatch
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
-from megatron_adaptra.measure.iteration_record import IterationRecord
-from megatron_adaptra.measure.report import Memory
-
-KEPT = 1000  # records of iterations at most, the last ones
 
 
 class Session:
@@ -83,9 +76,9 @@ class Session:
     `run` is None until the first training iteration, which shows the number of microbatches and the
     size of a message; with several replicas until the second one, as the first runs as stock and is
     watched. Another run takes its place when that number changes. `iteration`: the one to come.
-    `records`: measurements of the iterations in `keep_records`. `counted`: iterations whose bytes
-    were counted. `resumed`: the content of a checkpoint's file, see Fits. `announce`: decisions are
-    logged. `defer_hooks`: see SmallCollectives; `attach` sets them, `reruns` and `step_result`.
+    `reports`: what was measured of them. `resumed`: the content of a checkpoint's file, see Fits.
+    `announce`: decisions are logged. `defer_hooks`: see SmallCollectives; `attach` sets them,
+    `reruns` and `step_result`.
     """
 
     def __init__(
@@ -103,9 +96,7 @@ class Session:
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
         self.run: Run | None = None
         self.iteration = 0
-        self.keep_records: Container[int] = ()
-        self.records: list[IterationRecord] = []
-        self.counted: list[tuple[int, Memory]] = []
+        self.reports = Reports(context)
         self.resumed: Any = None
         self.announce = False
         self.defer_hooks: list[DeferHook] = []
@@ -128,7 +119,6 @@ class Session:
             self._watch = OpWatch(own, own)
         self._batches: CountedBatches | None = None  # of the first iteration, while it is watched
         self._idle = IdleLosses(mpu.get_data_parallel_group())
-        self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
@@ -220,11 +210,10 @@ class Session:
         record = probe.pipeline_ends()
         self._steps = True
         if record is not None:
-            self.guard.call(self._keep, record, met)
-            self.guard.call(self._unreported.append, (run, record))
+            self.guard.call(self.reports.add, run, record, met)
         if self._heap is not None:
             self.guard.call(self._heap.iteration_done)
-        self.guard.later(self._report)
+        self.guard.later(self.reports.send)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
         run.begin(self.iteration, message_of(arguments))
@@ -308,7 +297,7 @@ class Session:
             self._steps = False
             self.context.probe.iteration_ends(collectives.take_spans())
             if self.context.device.behind:  # its ops are known by now
-                self.guard.later(self._report)
+                self.guard.later(self.reports.send)
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
@@ -393,19 +382,13 @@ class Session:
         return self.run
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
-        watch, context, config = self._watch, self.context, self.config
-        asked, moved = [], False
-        if self._executor.runs(arguments):
-            asked += [SPLIT] if config.policy in ("adaptive", *SPLITTING) else []
-            asked += [RECOMPUTE] if config.recompute else []
-            moved = config.reroute == "auto"
-        case = Case(config, arguments, patches=self.patches)
-        limits = {feature: why_not(feature, case) for feature in (*asked, WARMUP)}
+        watch, context = self._watch, self.context
+        case = Case(self.config, arguments, patches=self.patches)
+        limits = {WARMUP: why_not(WARMUP, case), **self._executor.limits(case)}
         if self._homes is not None:
             why = self._batches.why_not() if self._batches is not None else ""
             why = why or unreadable(only(arguments["data_iterator"]))
-            limits[ROUTES] = home_random.differing() or why
-            limits[MOVED] = why_not(MOVED, case) if moved else ""
+            limits = {MOVED: "", **limits, ROUTES: home_random.differing() or why}
         ties = closed_groups.configured(config_of(arguments), models_of(arguments))
         if watch is not None and watch.met is not None:
             ties.append(watch.met)
@@ -444,34 +427,9 @@ class Session:
         """End the `run` for good, because of `why`, as all ranks do: Megatron goes on as stock."""
         self._stock = why
         self.context.say(f"stock schedule: {why}")
-        self._unreported.clear()
+        self.reports.clear()
         self.guard.flush(waits.END)  # it has work with what is closed now
         try:
             run.close()
         except Exception as error:
             log_line(f"while connections were closed, {GOES_ON}: {error!r}")
-
-    def _report(self) -> None:
-        """Report the iterations that are known by now; on the guard's thread.
-
-        An iteration without usable times is left out: no plan is made from it.
-        """
-        self.context.probe.read()
-        self.context.job_log.read()
-        while self._unreported and self._unreported[0][1].known:
-            run, record = self._unreported.popleft()
-            record.probed = run.take_probes()
-            if record.unusable:
-                self.context.say(f"an iteration was not measured: {record.unusable}")
-                continue
-            record.memory = run.with_pinned(with_free_memory(record.memory))
-            record.through = run.through(record.sources)
-            run.controller.report(record)
-
-    def _keep(self, record: IterationRecord, met: str) -> None:
-        """Keep from a `record` what the demo shows. `met`: see StageReport."""
-        record.met = met
-        if record.memory is not None and record.memory.per_microbatch:
-            self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
-        if record.iteration in self.keep_records:
-            self.records = [*self.records[1 - KEPT :], record]

@@ -1,0 +1,59 @@
+"""What a rank measures of its iterations: for the leader, and for what shows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+
+from megatron_adaptra.adapter.pipeline.memory import with_free_memory
+from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.measure.iteration_record import IterationRecord
+from megatron_adaptra.measure.report import Memory
+
+KEPT = 1000  # records of iterations at most, the last ones
+
+
+class Reports:
+    """A Reports sends the leader what this rank has measured, once it is known.
+
+    `records`: measurements of the iterations in `keep_records`. `counted`: iterations whose bytes
+    were counted.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self.keep_records: Container[int] = ()
+        self.records: list[IterationRecord] = []
+        self.counted: list[tuple[int, Memory]] = []
+        self._context = context
+        self._unsent: deque[tuple[Run, IterationRecord]] = deque()
+
+    def add(self, run: Run, record: IterationRecord, met: str) -> None:
+        """Take the `record` of an iteration of a `run`. `met`: see StageReport."""
+        record.met = met
+        if record.memory is not None and record.memory.per_microbatch:
+            self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
+        if record.iteration in self.keep_records:
+            self.records = [*self.records[1 - KEPT :], record]
+        self._unsent.append((run, record))
+
+    def clear(self) -> None:
+        """Drop what is not sent yet."""
+        self._unsent.clear()
+
+    def send(self) -> None:
+        """Send the iterations that are known by now; on the guard's thread.
+
+        An iteration without usable times is left out: no plan is made from it.
+        """
+        self._context.probe.read()
+        self._context.job_log.read()
+        while self._unsent and self._unsent[0][1].known:
+            run, record = self._unsent.popleft()
+            record.probed = run.take_probes()
+            if record.unusable:
+                self._context.say(f"an iteration was not measured: {record.unusable}")
+                continue
+            record.memory = run.with_pinned(with_free_memory(record.memory))
+            record.through = run.through(record.sources)
+            run.controller.report(record)
