@@ -1,4 +1,4 @@
-"""What a rank measures of its iterations: for the leader, and for what shows them."""
+"""The measurements of a rank: sent to its leader, and kept for what shows them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,9 @@ def test_what_a_rank_of_a_training_writes(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setitem(pretrain.GIVEN, "folder", str(tmp_path))
     known = IterationRecord(1, 7, begin=1.0, memory=Memory(2.0, peak_bytes=30, per_microbatch=15))
-    session = SimpleNamespace(records=[known, IterationRecord(1, 8, stock=True, unusable="odd")])
+    session = SimpleNamespace(
+        reports=SimpleNamespace(records=[known, IterationRecord(1, 8, stock=True, unusable="odd")])
+    )
     pretrain.Watch(None).write([torch.nn.Linear(2, 2)], session)
     first, second = json.loads((tmp_path / "rank1.json").read_text())["records"]
     assert (first["iteration"], first["starved"], first["unusable"]) == (7, 0.0, "")

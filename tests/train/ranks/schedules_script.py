@@ -72,16 +72,18 @@ def ours(case: Case, dataset: Any) -> dict[str, Any]:
     session = activation.session
     if case.schedule:
         session.resumed = {"format": 1, "schedule": case.schedule, "delays": {}}
-    session.keep_records = range(ITERATIONS)
+    session.reports.keep_records = range(ITERATIONS)
     try:
         found = train(case.shape, dataset, gpt.forward_backward_function())
         if case.engine == "stock":
             return found
         order = session.run.controller.ballot.schedule.order[session.stage]
-        found["ran"] = [sorted({o.op.kind.value for o in r.ops}) for r in session.records]
+        found["ran"] = [sorted({o.op.kind.value for o in r.ops}) for r in session.reports.records]
         found["predicted_peak"] = peak_in_flight(order, case.shape.chunks)
-        found["peaks"] = [r.memory.peak if r.memory else None for r in session.records]
-        found["bytes"] = [r.memory.peak_bytes if r.memory else None for r in session.records]
+        found["peaks"] = [r.memory.peak if r.memory else None for r in session.reports.records]
+        found["bytes"] = [
+            r.memory.peak_bytes if r.memory else None for r in session.reports.records
+        ]
     finally:
         activation.undo()
     return found
