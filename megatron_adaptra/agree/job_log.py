@@ -81,6 +81,10 @@ class JobLog:
 
     def _take(self, line: str, event: Mapping[str, Any] | None) -> None:
         self._write(line)
-        if event is not None and self._path is not None:
-            self._file = self._file or LogFile(self._path, "findings")
+        if event is None:
+            return
+        if self._path is not None:
+            path, self._path = self._path, None  # tried once
+            self._file = LogFile(path, "findings")
+        if self._file is not None:
             self._file.write(json.dumps(event))

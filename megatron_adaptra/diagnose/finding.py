@@ -187,7 +187,7 @@ class Finding:
         return about.now.format(takes=scale * self.takes) + normal
 
     def _cost(self) -> str:
-        if self.iteration is None or not self.before:
+        if self.iteration is None or not self.before or self.iteration <= self.before:
             return ""
         more = self.iteration / self.before - 1
         return (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
+from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import (
     HOST,
@@ -75,9 +76,22 @@ class PipelineDiagnosis:
         self._queues = {host: Queue() for host in {worker.host for worker in workers}}
         self._samples = [Samples() for _ in workers]
         self._workers: dict[int, Sight] = {}
+        self._over = False  # it has failed
 
     def update(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
-        """Take the reports of an `iteration`, which the estimator has taken, by worker."""
+        """Take the reports of an `iteration`, which the estimator has taken, by worker.
+
+        An error ends the diagnosis alone, with one line: plans go on without it.
+        """
+        if self._over:
+            return
+        try:
+            self._update(iteration, rows)
+        except Exception as error:
+            self._over = True
+            log_line(f"who is slow is not looked for any more, {GOES_ON}: {error!r}")
+
+    def _update(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
         self._places.see(rows)
         took = [one.seconds for w, one in rows.items() if w % self._stages == 0 and one.seconds]
         if took:

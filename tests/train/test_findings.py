@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from patience import decided
 from trainings import needs_training, train
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
@@ -51,10 +52,13 @@ def test_who_is_slow_is_named(
 ) -> None:
     events, text = found(tmp_path, 4, *flags)
     opened = [event for event in events if event["state"] == "opened" and event["what"] == what]
-    assert {place["rank"] for event in opened for place in event["where"]} == ranks, text
+    named = {place["rank"] for event in opened for place in event["where"]}
+    assert named <= ranks, text
+    decided(f"all that is slow is found: {events}", named == ranks)
     assert {place["host"] for event in opened for place in event["where"]} == {socket.gethostname()}
     for event in opened:
-        assert BEGIN - 1 <= event["since"] <= event["found"] <= BEGIN + 4, event
+        assert BEGIN - 1 <= event["since"] <= event["found"], event
+        decided(f"it is found soon: {event}", event["found"] <= BEGIN + 4)
     closed = [event for event in events if event["state"] == "closed" and event["what"] == what]
     assert {event["id"] for event in closed} == {event["id"] for event in opened}, text
     lines = re.findall(rf"adaptra: {what}: rank (\d)", text)

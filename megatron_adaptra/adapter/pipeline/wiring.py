@@ -16,7 +16,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.record import RunRecord
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.adapt.switch import Acts, acts_of
+from megatron_adaptra.adapt.switch import Acts, acts_of, always
 from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.features import has_graphs
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
@@ -137,6 +137,7 @@ class RankContext:
         together = len(replicas) > 1
         worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
+        who = f"rank {dist.get_rank()} on {socket.gethostname()}"
         emulation = Emulation.of_rank(config, stage, len(ranks), together)
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         shared = guard.call(FailureLog.shared)
@@ -162,9 +163,7 @@ class RankContext:
             ),
             device,
             emulation.worker,
-            acts_of(
-                config, f"rank {dist.get_rank()} on {socket.gethostname()}", dist.get_rank() == 0
-            ),
+            guard.call(acts_of, config, who, dist.get_rank() == 0) or always,
         )
         if config.reroute != "off" and why:
             context.say(f"each replica is planned by itself: {why}")
