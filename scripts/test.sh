@@ -22,7 +22,8 @@ short=(
   tests/unit/plan/test_fixed.py tests/unit/plan/test_dispatch.py
   # What links take, estimated from what a training sees.
   tests/unit/measure/test_link_fit.py tests/unit/measure/test_link_estimates.py tests/unit/measure/test_estimate.py
-  tests/unit/measure/test_probe.py tests/unit/measure/test_chart.py
+  tests/unit/measure/test_probe.py tests/unit/measure/test_chart.py tests/unit/diagnose/test_book.py
+  tests/unit/agree/test_job_log.py
   # The engine over real sockets and shared memory; who is let in.
   tests/network/transport/test_contract.py tests/network/transport/test_contract_endings.py
   tests/network/transport/test_engine_paths.py tests/network/transport/test_engine_handshake.py
