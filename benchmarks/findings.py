@@ -84,14 +84,15 @@ class Case:
         estimator = _estimator(self.run.about)
         places = [Worker(worker, "host") for worker in range(self.workers)]
         book = FindingBook(0, lambda line, event: events.append(dict(event)))
-        diagnosis = PipelineDiagnosis(estimator, places, None, book)
+        replicas = estimator.replicas if isinstance(estimator, ReplicaEstimator) else 1
+        diagnosis = PipelineDiagnosis(places, replicas, None, book)
         for number, rows in self.rows():
             if isinstance(estimator, ReplicaEstimator):
                 estimator.update(rows)
             else:
                 estimator.update(list(rows.values()))
             if estimator.known:
-                diagnosis.update(number, rows)
+                diagnosis.update(number, rows, estimator)
         return events
 
     def wrong(self, events: Sequence[Mapping[str, Any]]) -> str:

@@ -66,6 +66,7 @@ class Switch:
         try:
             word = read_text(self._path, _FIELD, _MOST_BYTES).strip().lower()
         except BadFile as error:
+            self._seen = ()  # once more, as the file system may answer again
             self._stays(str(error))
             return
         if word in _WORDS:

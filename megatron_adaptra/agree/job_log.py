@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.agree.store import KeyValueStore
+from megatron_adaptra.base import waits
 from megatron_adaptra.base.log import LogFile, log_line
 
-LOOK = 0.2  # seconds between two looks for lines of other ranks
-AT_ONCE = 100  # lines that one look takes
+LOOK = 0.25  # seconds between two looks for lines of other ranks ...
+LONGEST_LOOK = 60.0  # ... doubled up to these while the store does not answer
 PATIENCE = 10.0  # seconds for a line whose number is there, until it is left out
 _COUNT = "count"
 
@@ -20,71 +22,115 @@ _COUNT = "count"
 class JobLog:
     """A job log brings lines for people, and events for a file, from all ranks to rank 0.
 
-    They go through torch's store. A line that does not reach it is written where it was made.
+    They go through torch's store; on rank 0 a thread looks for them. A line that does not reach the
+    store, or comes once this rank closes, is written where it was made.
 
     Args:
         rank: this rank.
-        store: torch's, with keys of its own; None where it has failed to open.
+        connect: connects to torch's store, for keys of this log alone; called once it is needed.
         path: of the file to which rank 0 appends events, as JSON lines; None for none.
         write: writes a line for people.
     """
 
     def __init__(
-        self, rank: int, store: KeyValueStore | None, path: Path | None,
+        self, rank: int, connect: Callable[[], KeyValueStore], path: Path | None,
         write: Callable[[str], None] = log_line,
     ) -> None:  # fmt: skip
-        self._rank, self._store, self._path, self._write = rank, store, path, write
+        self._rank, self._connect, self._path, self._write = rank, connect, path, write
+        self._connected: KeyValueStore | None = None
         self._file: LogFile | None = None
         self._read = 0  # lines of others that rank 0 has dealt with
-        self._looked = -LOOK
         self._waits_since: float | None = None
+        self._closing = threading.Event()
+        self._one = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to look for lines of other ranks, on rank 0."""
+        if self._rank == 0:
+            self._thread = threading.Thread(target=self._look, name="adaptra-lines", daemon=True)
+            self._thread.start()
 
     def say(self, line: str, event: Mapping[str, Any] | None = None) -> None:
         """Have rank 0 write a `line`, and append the `event`; on any thread.
 
-        Waits for the store, twice `waits.STORE` seconds at most, on other ranks.
+        Waits for the store, four times `waits.STORE` seconds at most, on other ranks.
         """
         if self._rank == 0:
             self._take(line, event)
-        elif not self._send(json.dumps([line, event])):
+        elif self._closing.is_set() or not self._send(json.dumps([line, event])):
             self._write(line)
 
-    def _send(self, text: str) -> bool:
-        if self._store is None or (number := self._store.add(_COUNT)) is None:
-            return False
-        return self._store.put(str(number), text)
+    def end_here(self) -> None:
+        """Write what is still to come where it is made: rank 0 may look for nothing any more."""
+        self._closing.set()
 
-    def read(self, last: bool = False) -> None:
-        """Write what other ranks have sent; on rank 0, as often as it likes. `last`: now."""
-        now = time.monotonic()
-        if self._rank or self._store is None or (now < self._looked + LOOK and not last):
+    def close(self) -> None:
+        """End the thread and the connection; write what other ranks have sent until now."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(waits.CLOSE)
+        if self._connected is not None:
+            self._connected.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _send(self, text: str) -> bool:
+        store = self._store()
+        if store is None or (number := store.add(_COUNT)) is None:
+            return False
+        return store.put(str(number), text)
+
+    def _store(self) -> KeyValueStore | None:
+        with self._one:
+            if self._connected is None:
+                try:
+                    self._connected = self._connect()
+                except Exception:
+                    return None
+            return self._connected
+
+    # On the thread of rank 0.
+
+    def _look(self) -> None:
+        pause = LOOK
+        while True:
+            last = self._closing.wait(pause)
+            began = time.monotonic()
+            try:
+                self._take_sent()
+            except Exception as error:
+                log_line(f"lines of other ranks are not written any more: {error!r}")
+                return
+            if last:
+                return
+            answers = time.monotonic() < began + waits.STORE
+            pause = LOOK if answers else min(2 * pause, LONGEST_LOOK)
+
+    def _take_sent(self) -> None:
+        """Write all lines that are there, in their order."""
+        if (store := self._store()) is None:
             return
-        self._looked = now
-        count = int(self._store.get(_COUNT) or 0)
-        for number in range(self._read + 1, min(count, self._read + AT_ONCE) + 1):
-            text = self._store.take(str(number))
+        count = int(store.get(_COUNT) or 0)
+        while self._read < count:
+            text = store.take(str(self._read + 1))
             if text is None:  # a number is there before its line
+                now = time.monotonic()
                 self._waits_since = self._waits_since or now
                 if now < self._waits_since + PATIENCE:
                     return
-            self._waits_since, self._read = None, number
+            self._waits_since = None
+            self._read += 1
             if text is not None:
                 self._take(*json.loads(text))
-
-    def close(self) -> None:
-        """Write what is there, and end the connection."""
-        if self._store is not None:
-            self.read(last=True)
-            self._store.close()
-        if self._file is not None:
-            self._file.close()
 
     def _take(self, line: str, event: Mapping[str, Any] | None) -> None:
         self._write(line)
         if event is None:
             return
-        if self._path is not None:
-            path, self._path = self._path, None  # tried once
-            self._file = LogFile(path, "findings")
+        with self._one:
+            if self._path is not None:
+                path, self._path = self._path, None  # tried once
+                self._file = LogFile(path, "findings")
         if self._file is not None:
             self._file.write(json.dumps(event))

@@ -79,7 +79,8 @@ def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[
         if group.decisions or group.known is None:
             continue
         known = group.known
-        late = [(rank, ms) for rank, s in enumerate(known.lateness) if (ms := 1e3 * s) > 0]
+        lateness = zip(group.ranks, known.lateness, strict=True)
+        late = [(rank, ms) for rank, s in lateness if (ms := 1e3 * s) > 0]
         found = " and ".join(f"rank {rank} comes {number(ms)} ms late" for rank, ms in late)
         took = f", after which native takes {number(1e3 * known.native)} ms" if known.native else ""
         notes.append(

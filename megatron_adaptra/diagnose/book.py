@@ -58,6 +58,8 @@ class FindingBook:
             elif known is None:
                 self._merge(subject, found)
             else:
+                for part in found.covers & self._open.keys():  # it has turned out to be of this
+                    del self._open[part]
                 other = known.kind != found.kind
                 known.kind, known.places, known.normal = found.kind, found.places, found.normal
                 known.takes, known.agree, known.samples = found.takes, found.agree, found.samples
@@ -92,11 +94,12 @@ class FindingBook:
         return finding
 
     def _close(self, finding: Finding, until: int) -> None:
-        finding.until = until
+        finding.until = until = max(until, finding.since + 1)
         # Later iterations are no fault of it.
         over = [s for i, s in self._seconds if i >= until]
         if finding.before is not None:
-            finding.lost -= sum(max(0.0, s - finding.before) for s in over)
+            later = sum(max(0.0, s - finding.before) for s in over)
+            finding.lost = max(0.0, finding.lost - later)
         self._write(finding, CLOSED)
 
     def _write(self, finding: Finding, state: str) -> None:

@@ -49,57 +49,67 @@ class Subjects(Protocol):
 class PipelineDiagnosis:
     """A diagnosis finds slow links, ports and workers, whatever any remedy makes of them.
 
+    It goes on where a job begins another run, with another number of microbatches.
+
     Args:
-        estimator: of the remedy, which it only asks: it has taken the reports before.
         workers: all that report, by number, with rank and host.
-        replica: this pipeline's number among all of the job, for names; None where the job has one
-            replica, or the workers are of all replicas.
+        replicas: of these workers.
+        replica: the first of them among all of the job, for names; None where the job has one.
         book: gets what is found.
     """
 
     def __init__(
-        self,
-        estimator: Estimator | ReplicaEstimator,
-        workers: Sequence[Worker],
-        replica: int | None,
-        book: FindingBook,
+        self, workers: Sequence[Worker], replicas: int, replica: int | None, book: FindingBook
     ) -> None:
-        several = isinstance(estimator, ReplicaEstimator)
-        self.book, self._estimator = book, estimator
-        self._replicas = estimator.replicas if isinstance(estimator, ReplicaEstimator) else 1
-        self._stages = len(workers) // self._replicas
-        self._places = Places(workers, self._stages, 0 if several else replica)
+        self.book, self._replicas = book, replicas
+        self._stages = len(workers) // replicas
+        self._places = Places(workers, self._stages, replica)
         self._links: dict[Link, LinkWatch] = {}
         self._slow = SlowWorkers(self._stages, self._replicas)
         self._least = SLOW if self._replicas > 1 else SLOW_ALONE
-        self._cores = OwnCores(len(workers), estimator.shared_cores, queueing=False)
+        self._cores: OwnCores | None = None
+        self._thin: set[Link] = set()
+        self._ports: dict[int, set[Link]] = {}  # by worker whose port is thin, its links
         self._queues = {host: Queue() for host in {worker.host for worker in workers}}
         self._samples = [Samples() for _ in workers]
         self._workers: dict[int, Sight] = {}
         self._over = False  # it has failed
 
-    def update(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
-        """Take the reports of an `iteration`, which the estimator has taken, by worker.
+    def update(
+        self,
+        iteration: int,
+        rows: Mapping[int, StageReport],
+        estimator: Estimator | ReplicaEstimator,
+    ) -> None:
+        """Take the reports of an `iteration`, by worker, which the `estimator` has taken before.
 
         An error ends the diagnosis alone, with one line: plans go on without it.
         """
         if self._over:
             return
         try:
-            self._update(iteration, rows)
+            self._update(iteration, rows, estimator)
         except Exception as error:
             self._over = True
             log_line(f"who is slow is not looked for any more, {GOES_ON}: {error!r}")
 
-    def _update(self, iteration: int, rows: Mapping[int, StageReport]) -> None:
+    def _update(
+        self,
+        iteration: int,
+        rows: Mapping[int, StageReport],
+        estimator: Estimator | ReplicaEstimator,
+    ) -> None:
+        if self._cores is None:
+            shared = estimator.shared_cores
+            self._cores = OwnCores(len(self._places.workers), shared, queueing=False)
         self._places.see(rows)
         took = [one.seconds for w, one in rows.items() if w % self._stages == 0 and one.seconds]
         if took:
             self.book.took(iteration - 1, max(took))
         now: dict[Hashable, Finding] = {}
-        now |= self._of_links(iteration)
+        now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
-        now |= self._of_workers(iteration, rows)
+        now |= self._of_workers(iteration, self._cores.of(rows))
         self.book.update(iteration, now)
 
     def answers(self, change: Subjects) -> list[str]:
@@ -108,8 +118,9 @@ class PipelineDiagnosis:
         ports = [("port", worker) for worker in ends]
         return self.book.ids([*map(frozenset, change.links), *change.workers, *ports])
 
-    def _of_links(self, iteration: int) -> dict[Hashable, Finding]:
-        estimator = self._estimator
+    def _of_links(
+        self, iteration: int, estimator: Estimator | ReplicaEstimator
+    ) -> dict[Hashable, Finding]:
         stage_seconds, charts = estimator.stage_seconds(), estimator.charts
         for link, seconds in estimator.samples.items():
             watch = self._links.setdefault(link, LinkWatch(charts[link].floor))
@@ -117,29 +128,55 @@ class PipelineDiagnosis:
         slow = {link: one.slow for link, one in self._links.items() if one.slow is not None}
         well = {link: one.well for link, one in self._links.items() if one.well is not None}
         found: dict[Hashable, Finding] = {}
-        thin: dict[int, list[Link]] = {}  # links by worker whose port is thin
         for link, sight in sorted(well.items(), key=lambda item: -item[1].now):
             if link[::-1] not in slow:
                 found[frozenset(link)] = self._finding(LINK, link, sight, until=sight.since)
-        if not slow:
-            return found
-        conditions = estimator.conditions() if estimator.known else None
+        self._look_at_bytes(slow, estimator)
         for link, sight in sorted(slow.items(), key=lambda item: item[1].now):
-            kind, wire = LINK, 0.0 if conditions is None else conditions.wire(*link)
-            if conditions is not None and wire >= THIN_SHARE * (sight.now - sight.normal):
-                kind = THIN_LINK
-                if ports := [end for end in link if conditions.port(end) > 0]:
-                    thin.setdefault(ports[0], []).append(link)
+            kind = THIN_LINK if link in self._thin else LINK
             found[frozenset(link)] = self._finding(kind, link, sight)  # of both ways the slower
-        for port, links in thin.items():
-            covers = frozenset(frozenset(link) for link in links)
-            worst = max(links, key=lambda link: slow[link].now)
-            at = self._places.at(port, worst[0] if worst[1] == port else worst[1])
-            one = found[frozenset(worst)]
-            for pair in covers:
-                found.pop(pair, None)
-            found["port", port] = replace(one, kind=PORT, places=(at,), covers=covers)
+        for port in list(self._ports):
+            found |= self._of_port(port, slow, well, found)
         return found
+
+    def _of_port(
+        self, port: int, slow: Mapping[Link, Sight], well: Mapping[Link, Sight],
+        found: dict[Hashable, Finding],
+    ) -> dict[Hashable, Finding]:  # fmt: skip
+        """Return the finding on a thin `port`, in place of those `found` on its links."""
+        links = self._ports[port]
+        still = {link: slow[link] for link in links if link in slow}
+        sights = still or {link: well[link] for link in links if link in well}
+        if not still:
+            del self._ports[port]
+        if not sights:
+            return {}
+        worst = max(sights, key=lambda link: sights[link].now)
+        covers = frozenset(frozenset(link) for link in links)
+        for pair in covers:
+            found.pop(pair, None)
+        at = self._places.at(port, worst[0] if worst[1] == port else worst[1])
+        one = self._finding(PORT, worst, sights[worst], None if still else sights[worst].since)
+        return {("port", port): replace(one, places=(at,), covers=covers)}
+
+    def _look_at_bytes(
+        self, slow: Mapping[Link, Sight], estimator: Estimator | ReplicaEstimator
+    ) -> None:
+        """Find out which of the `slow` links, and which ports, are short of bandwidth.
+
+        What was found once holds until the link is well: estimates of bytes go to and fro.
+        """
+        self._thin &= slow.keys()
+        unknown = slow.keys() - {link for links in self._ports.values() for link in links}
+        if not (unknown and estimator.known):
+            return
+        conditions = estimator.conditions()
+        for link in unknown:
+            sight = slow[link]
+            if conditions.wire(*link) >= THIN_SHARE * (sight.now - sight.normal):
+                self._thin.add(link)
+                if ports := [end for end in link if conditions.port(end) > 0]:
+                    self._ports.setdefault(ports[0], set()).add(link)
 
     def _finding(self, kind: str, link: Link, sight: Sight, until: int | None = None) -> Finding:
         since = sight.since if until is None else -1
@@ -152,7 +189,7 @@ class PipelineDiagnosis:
     def _of_workers(
         self, iteration: int, rows: Mapping[int, StageReport]
     ) -> dict[Hashable, Finding]:
-        walls = {worker: report.wall for worker, report in self._cores.of(rows).items()}
+        walls = {worker: report.wall for worker, report in rows.items()}
         self._slow.update(walls)
         for worker, log in self._slow.logs.items():
             self._samples[worker].add(iteration, log)

@@ -114,6 +114,8 @@ def _for_handle(frames: Sequence[FrameType], place: str) -> _Found:
     frame = next(f for f in frames if not _library(f) and not _module(f).startswith(_OURS))
     if not _WAITS.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno)):
         raise LookupError("it waits for no handle")
+    if "self" not in frame.f_code.co_varnames:  # a schedule's locals are tensors, kept by reading
+        return f"waits in {place}", None, False
     names = frame.f_locals
     holders: list[Any] = [*vars(names.get("self", object())).values()] if "self" in names else []
     group = next((one for one in holders if isinstance(one, dist.ProcessGroup)), None)

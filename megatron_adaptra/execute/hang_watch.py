@@ -31,6 +31,7 @@ from megatron_adaptra.execute.watchdog import Watchdog
 _LOOKS = 32  # in a time-out, so that little is added to a short one
 _COLLECT = 2.0  # seconds for other ranks' notes
 _AT_ONCE = 200  # keys: fewer than the store takes a second for
+_ALL_LOOK = 64  # ranks of a job in which each may read the notes of all
 _LISTED = 8  # ranks without a note that are looked at: whether their process is stopped
 _serials = count()  # activations of this process, the same on all ranks
 
@@ -165,7 +166,9 @@ class HangWatch:
                 if found := self._get([key]).get(key):
                     text, silent = json.loads(found)
                     return f"{text}{self._seen(silent)}"
-                self._closing.wait(waits.LOOK_UP)
+                self._closing.wait(waits.POLL / 2)
+            if len(self._world) > _ALL_LOOK:  # each of them would read the notes of all
+                return f"rank {finder} finds out who keeps the job waiting"
         notes = self._collect(mine)
         silent = needed(self._rank, notes, self._world)[:_LISTED]
         names = self._get([f"at/{rank}" for rank in silent])

@@ -118,7 +118,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         ran = self._ran.pop(iteration - 1, None)
         changed = self.measure(iteration, row, ran)
         if self._diagnosis is not None and self.estimator.known:
-            self._diagnosis.update(iteration, self._usable(row))
+            self._diagnosis.update(iteration, self._usable(row), self.estimator)
         for pipeline in self._pipelines:
             if pipeline.unmet:
                 self.vote.note(pipeline.unmet)

@@ -252,6 +252,7 @@ class Plugin:
             dog.begins(dog.iteration, f"a save after iteration {dog.iteration}")
         result = wrapped(*args, **kwargs)
         if self.session is not None:
+            dog.begins(dog.iteration, f"what follows a save after iteration {dog.iteration}")
             self.session.guard.call(self._save_plan, wrapped, args, kwargs)
         return result
 

@@ -47,7 +47,6 @@ class Reports:
         An iteration without usable times is left out: no plan is made from it.
         """
         self._context.probe.read()
-        self._context.job_log.read()
         while self._unsent and self._unsent[0][1].known:
             run, record = self._unsent.popleft()
             record.probed = run.take_probes()

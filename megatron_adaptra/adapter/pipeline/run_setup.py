@@ -42,9 +42,7 @@ from megatron_adaptra.agree.controller import Controller, Member
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import AdaptraError, BadInput
 from megatron_adaptra.config import SPLITTING
-from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import Worker
-from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.estimate import Estimator
@@ -253,19 +251,15 @@ def _loop(
     for worker in range(0, len(workers), context.stages):
         estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
         estimators[-1].resume(delays)
-    together = context.replicas > 1
-    replica = context.job_replica
-    book = FindingBook(dist.get_rank(), context.job_log.say)
-    say = partial(_announce, context, replica)
+    diagnosis = wiring.diagnosis
     remedy: PipelineRemedy | RouteRemedy
-    if together:
-        all_of_them = ReplicaEstimator(estimators)
-        diagnosis = PipelineDiagnosis(all_of_them, workers, None, book)
+    if context.replicas > 1:
         moves = mode_of(context.config.reroute, group.limits, means.executes)
-        remedy = RouteRemedy(start, all_of_them, rule, log, workers, moves, diagnosis)
+        every = ReplicaEstimator(estimators)
+        remedy = RouteRemedy(start, every, rule, log, workers, moves, diagnosis)
     else:
-        diagnosis = PipelineDiagnosis(estimators[0], workers, replica, book)
         remedy = PipelineRemedy(start, estimators[0], rule, log, workers, diagnosis)
+    say = partial(_announce, context, context.job_replica)
     return Loop(remedy, announce=say if announce else None, acts=context.acts)
 
 

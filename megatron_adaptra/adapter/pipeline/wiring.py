@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.finding import Worker
+from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
 from megatron_adaptra.execute.failure_log import FailureLog
@@ -67,6 +71,7 @@ from megatron_adaptra.transport.gloo import GlooTransport
 from megatron_adaptra.transport.opened import missing_engine, open_wire
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
+_job_logs = itertools.count()  # a process may activate the plugin several times
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
 
 
@@ -156,15 +161,12 @@ class RankContext:
             guard,
             emulation.probe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),
-            JobLog(
-                dist.get_rank(),
-                guard.call(lambda: KeyValueStore("adaptra/lines/")),
-                config.log_file("findings"),
-            ),
+            _job_log(config),
             device,
             emulation.worker,
             guard.call(acts_of, config, who, dist.get_rank() == 0) or always,
         )
+        guard.call(context.job_log.start)
         if config.reroute != "off" and why:
             context.say(f"each replica is planned by itself: {why}")
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
@@ -226,7 +228,8 @@ class Wiring:
     `channels`: over control, by member: the leader's to all others, theirs to the leader. `store`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
     functions, for which `small_collectives` stands in. `probes`: of links. `cross`: links between
-    replicas, where they have one plan. A part that has failed to open through the `guard` is None.
+    replicas, where they have one plan. `diagnosis`: the leader's, of all runs. A part that has
+    failed to open through the `guard` is None.
     """
 
     plan_group: PlanGroup
@@ -243,6 +246,7 @@ class Wiring:
     guard: Guard
     probes: LinkProbes | None
     cross: CrossLinks | None
+    diagnosis: PipelineDiagnosis | None
 
     @property
     def rendezvous(self) -> bool:
@@ -340,8 +344,17 @@ def open_wiring(
         cross = CrossLinks(context.worker, context.stages, context.workers, wire, transports)
     return Wiring(
         group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
-        log, context.guard, probes, cross,
+        log, context.guard, probes, cross, _diagnosis(context, group),
     )  # fmt: skip
+
+
+def _diagnosis(context: RankContext, group: PlanGroup) -> PipelineDiagnosis | None:
+    if not group.leader:
+        return None
+    workers = [Worker(rank, group.names[rank]) for rank in context.workers]
+    replica = 0 if context.replicas > 1 else context.job_replica
+    book = FindingBook(dist.get_rank(), context.job_log.say)
+    return PipelineDiagnosis(workers, context.replicas, replica, book)
 
 
 def _relink(
@@ -406,6 +419,12 @@ def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
         pairs.append((stages - 1, 0))
     first = context.worker - context.stage
     return [(first + x, first + y) for a, b in pairs for x, y in ((a, b), (b, a))]
+
+
+def _job_log(config: AdaptraConfig) -> JobLog:
+    """Make the log of the job; each has keys of its own in the store, the same on all ranks."""
+    prefix = f"adaptra/lines/{next(_job_logs)}/"
+    return JobLog(dist.get_rank(), lambda: KeyValueStore(prefix), config.log_file("findings"))
 
 
 def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog[PlanDecision]:

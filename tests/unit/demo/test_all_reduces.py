@@ -84,7 +84,7 @@ def test_the_summary_has_each_decision_and_its_keys_are_described(tmp_path: Path
     into, back = entries([made])
     assert FOUND.start <= into["detected"] < into["iteration"] < FOUND.stop
     assert into["ranks"] == [8, 9, 10, 11]
-    assert "rank 2 comes 160 ms late" in into["why"]
+    assert "rank 10 comes 160 ms late" in into["why"]
     assert (into["before"], back["after"]) == ("native", "native")
     assert "owned by 2" in into["after"]
     assert into["late_ms"] == pytest.approx([0, 0, 160, 0], abs=1)
@@ -146,7 +146,7 @@ def test_page_and_picture_show_one_reduction_native_and_ours(tmp_path: Path) -> 
         "as fast while rank 2 is late", "data-parallel rank 2 comes 160ms late",
         "ports of hosts: all:20MB/s", "until the late rank was known",
         "One reduction of gradients, native and ours", "ranks 8 to 11", "Reductions of gradients",
-        "rank 2 comes 160 ms late", "native → direct, nothing owned by 2", "rank 2 comes in time",
+        "rank 10 comes 160 ms late", "native → direct, nothing owned by 2", "rank 10 comes in time",
         "not there yet", list(reduction.gantts)[1].partition(": ")[2],
     ):  # fmt: skip
         assert words in page, words
@@ -162,7 +162,7 @@ def test_a_group_that_stays_with_native_has_a_sentence(tmp_path: Path) -> None:
     assert made.decisions == []
     first, second = why_native([made], OPTIONS)
     assert first.startswith(
-        "Gradients of ranks 8 to 11 stayed with native: rank 2 comes 160 ms late, after which "
+        "Gradients of ranks 8 to 11 stayed with native: rank 10 comes 160 ms late, after which "
         "native takes "
     )
     assert "of an iteration of 1201 ms" in first

@@ -15,12 +15,13 @@ from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 class Diagnosed:
     """A diagnosed training keeps the `lines` and `events` of the `job` that it watches."""
 
-    def __init__(self, job: FedJob[Any, Any], workers: int, replica: int | None = None) -> None:
+    def __init__(self, job: FedJob[Any, Any], workers: int, replicas: int = 1) -> None:
         self.lines: list[str] = []
         self.events: list[dict[str, Any]] = []
         places = [Worker(10 + worker, f"host{worker}") for worker in range(workers)]
         book = FindingBook(10, self._say)
-        self.diagnosis = PipelineDiagnosis(job.remedy.estimator, places, replica, book)
+        replica = 0 if replicas > 1 else None
+        self.diagnosis = PipelineDiagnosis(places, replicas, replica, book)
         self._feed, self._known = job.feed, job.remedy.estimator
         job.feed = self.feed  # type: ignore[method-assign]
 
@@ -28,7 +29,7 @@ class Diagnosed:
         self._feed(iteration, reports)
         rows = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
         if self._known.known:
-            self.diagnosis.update(iteration, rows)
+            self.diagnosis.update(iteration, rows, self._known)
 
     @property
     def brief(self) -> list[tuple[str, str, list[int], int, int | None]]:

@@ -52,7 +52,7 @@ def test_a_slow_link_is_opened_once_and_closed(seed: int, fixed: bool) -> None:
 def test_all_replicas_planned_together(seed: int) -> None:
     rng = random.Random(seed)
     job = replica_job.Job(replicas=3, seed=seed)
-    seen = Diagnosed(job, 9)
+    seen = Diagnosed(job, 9, replicas=3)
     job.train(BEGIN)
     assert seen.events == []
     worker, factor = rng.randrange(9), rng.uniform(1.8, 6.0)
@@ -75,7 +75,7 @@ def test_all_replicas_planned_together(seed: int) -> None:
 def test_a_healthy_training_has_no_finding() -> None:
     for seed in SEEDS[:3]:
         job = replica_job.Job(replicas=2, seed=seed)
-        seen = Diagnosed(job, 6)
+        seen = Diagnosed(job, 6, replicas=2)
         job.train(100)
         assert seen.events == [], seen.lines
 

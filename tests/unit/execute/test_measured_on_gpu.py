@@ -117,7 +117,7 @@ def test_a_late_rank_is_named_with_what_a_plan_would_save(
     (found, late), (back, in_time) = notes
     assert FROM < found <= FROM + SOON
     assert TO < back <= TO + SOON
-    start = "gradients of ranks 8 to 11 stay with nccl: rank 2 comes "
+    start = "gradients of ranks 8 to 11 stay with nccl: rank 10 comes "
     named = re.match(rf"{start}(\d+) ms late; ", late)
     assert named is not None, late
     assert int(named[1]) == pytest.approx(1e3 * LATE, rel=0.05)
