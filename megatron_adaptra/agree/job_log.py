@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ LOOK = 0.25  # seconds between two looks for lines of other ranks ...
 LONGEST_LOOK = 60.0  # ... doubled up to these while the store does not answer
 PATIENCE = 10.0  # seconds for a line whose number is there, until it is left out
 _COUNT = "count"
+_serials = itertools.count()  # of the logs of this process, which may activate the plugin again
 
 
 class JobLog:
@@ -27,13 +29,14 @@ class JobLog:
 
     Args:
         rank: this rank.
-        connect: connects to torch's store, for keys of this log alone; called once it is needed.
+        connect: connects to torch's store, for keys of this log alone, once it is needed; None to
+            write each line where it is made.
         path: of the file to which rank 0 appends events, as JSON lines; None for none.
         write: writes a line for people.
     """
 
     def __init__(
-        self, rank: int, connect: Callable[[], KeyValueStore], path: Path | None,
+        self, rank: int, connect: Callable[[], KeyValueStore] | None, path: Path | None,
         write: Callable[[str], None] = log_line,
     ) -> None:  # fmt: skip
         self._rank, self._connect, self._path, self._write = rank, connect, path, write
@@ -44,6 +47,17 @@ class JobLog:
         self._closing = threading.Event()
         self._one = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def started(cls, rank: int, path: Path | None) -> JobLog:
+        """Make the log of this rank, and look for lines of other ranks if that is rank 0.
+
+        All ranks call it equally often: each log has keys of its own in the store.
+        """
+        prefix = f"adaptra/lines/{next(_serials)}/"
+        log = cls(rank, lambda: KeyValueStore(prefix), path)
+        log.start()
+        return log
 
     def start(self) -> None:
         """Begin to look for lines of other ranks, on rank 0."""
@@ -83,7 +97,7 @@ class JobLog:
 
     def _store(self) -> KeyValueStore | None:
         with self._one:
-            if self._connected is None:
+            if self._connected is None and self._connect is not None:
                 try:
                     self._connected = self._connect()
                 except Exception:

@@ -335,7 +335,7 @@ class Session:
     def close(self) -> None:
         """End the run, if there is one: its threads, its connections, its patches."""
         run, self.run = self.run, None
-        self.context.job_log.end_here()
+        self.guard.call(self.context.job_log.end_here)
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
             stack.callback(self.context.probe.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +70,6 @@ from megatron_adaptra.transport.gloo import GlooTransport
 from megatron_adaptra.transport.opened import missing_engine, open_wire
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
-_job_logs = itertools.count()  # a process may activate the plugin several times
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
 
 
@@ -145,6 +143,7 @@ class RankContext:
         who = f"rank {dist.get_rank()} on {socket.gethostname()}"
         emulation = Emulation.of_rank(config, stage, len(ranks), together)
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
+        lines = guard.call(JobLog.started, dist.get_rank(), config.log_file("findings"))
         shared = guard.call(FailureLog.shared)
         failure_log = shared if isinstance(shared, FailureLog) else FailureLog()
         context = cls(
@@ -161,12 +160,11 @@ class RankContext:
             guard,
             emulation.probe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),
-            _job_log(config),
+            lines if isinstance(lines, JobLog) else JobLog(dist.get_rank(), None, None),
             device,
             emulation.worker,
             guard.call(acts_of, config, who, dist.get_rank() == 0) or always,
         )
-        guard.call(context.job_log.start)
         if config.reroute != "off" and why:
             context.say(f"each replica is planned by itself: {why}")
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
@@ -344,7 +342,7 @@ def open_wiring(
         cross = CrossLinks(context.worker, context.stages, context.workers, wire, transports)
     return Wiring(
         group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
-        log, context.guard, probes, cross, _diagnosis(context, group),
+        log, context.guard, probes, cross, context.guard.call(_diagnosis, context, group),
     )  # fmt: skip
 
 
@@ -419,12 +417,6 @@ def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
         pairs.append((stages - 1, 0))
     first = context.worker - context.stage
     return [(first + x, first + y) for a, b in pairs for x, y in ((a, b), (b, a))]
-
-
-def _job_log(config: AdaptraConfig) -> JobLog:
-    """Make the log of the job; each has keys of its own in the store, the same on all ranks."""
-    prefix = f"adaptra/lines/{next(_job_logs)}/"
-    return JobLog(dist.get_rank(), lambda: KeyValueStore(prefix), config.log_file("findings"))
 
 
 def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog[PlanDecision]:
