@@ -29,6 +29,7 @@ from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
 
 SLOW_ALONE = 1.5  # times as long as before, from which on a worker without peers is slow
+LOOKS = 24  # iterations from its first slow one on, in which a link's bandwidth gets known
 THIN_SHARE = 0.5  # of what a link takes beyond the normal, from which on it is for its bytes
 
 
@@ -131,7 +132,7 @@ class PipelineDiagnosis:
         for link, sight in sorted(well.items(), key=lambda item: -item[1].now):
             if link[::-1] not in slow:
                 found[frozenset(link)] = self._finding(LINK, link, sight, until=sight.since)
-        self._look_at_bytes(slow, estimator)
+        self._look_at_bytes(iteration, slow, estimator)
         for link, sight in sorted(slow.items(), key=lambda item: item[1].now):
             kind = THIN_LINK if link in self._thin else LINK
             found[frozenset(link)] = self._finding(kind, link, sight)  # of both ways the slower
@@ -160,15 +161,19 @@ class PipelineDiagnosis:
         return {("port", port): replace(one, places=(at,), covers=covers)}
 
     def _look_at_bytes(
-        self, slow: Mapping[Link, Sight], estimator: Estimator | ReplicaEstimator
+        self,
+        iteration: int,
+        slow: Mapping[Link, Sight],
+        estimator: Estimator | ReplicaEstimator,
     ) -> None:
         """Find out which of the `slow` links, and which ports, are short of bandwidth.
 
         What was found once holds until the link is well: estimates of bytes go to and fro.
         """
         self._thin &= slow.keys()
-        unknown = slow.keys() - {link for links in self._ports.values() for link in links}
-        if not (unknown and estimator.known):
+        known = {link for links in self._ports.values() for link in links}
+        new = {link for link, sight in slow.items() if iteration <= sight.since + LOOKS}
+        if not ((unknown := new - known) and estimator.known):
             return
         conditions = estimator.conditions()
         for link in unknown:

@@ -19,6 +19,11 @@ from megatron_adaptra.base.log import GOES_ON
 
 _FILE = "TORCHELASTIC_ERROR_FILE"  # which torchrun gives each rank
 _OURS = "adaptra: "
+# Beginnings of lines that say how a training is doing, which is no reason why it has ended.
+_NEWS = re.compile(
+    r"(replica \d+: )?(slow |thin |busy |recovered: |from (iteration|reduction) |the plan of |"
+    r"would be done|a hang is named|hangs are not named|warmup: |gradients of )"
+)
 _CONSEQUENCES = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection closed|timed out|lost rank|"
     r"SIGTERM|^status 143$",  # torchrun ends the others
@@ -63,6 +68,8 @@ def reason(lines: Iterable[str], status: int) -> str:
         text = line.strip()
         if text.startswith(_OURS) and GOES_ON not in text:
             text = text.removeprefix(_OURS)
+            if _NEWS.match(text):
+                continue
             how = _ENDED.match(text)
             (ours if how is None else vague if how[1] else ended).append(text)
         elif _EXCEPTION.match(text):

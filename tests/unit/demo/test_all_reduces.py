@@ -144,7 +144,7 @@ def test_page_and_picture_show_one_reduction_native_and_ours(tmp_path: Path) -> 
     page = report_html(report)
     for words in (
         "as fast while rank 2 is late", "data-parallel rank 2 comes 160ms late",
-        "ports of hosts: all:20MB/s", "until the late rank was known",
+        "ports of hosts: all:20MB/s", "until a plan for the late rank ran",
         "One reduction of gradients, native and ours", "ranks 8 to 11", "Reductions of gradients",
         "rank 10 comes 160 ms late", "native → direct, nothing owned by 2", "rank 10 comes in time",
         "not there yet", list(reduction.gantts)[1].partition(": ")[2],
