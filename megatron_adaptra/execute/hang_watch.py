@@ -97,6 +97,8 @@ class HangWatch:
                 self._report(still, lines)
                 lines += 1
             asleep = time.monotonic()
+        if lines and self._moves() != before:  # it has moved, and ended, since the last look
+            self._go_on(since)
 
     def _moves(self) -> tuple[Any, ...]:
         """Return what is another value after anything has moved."""
