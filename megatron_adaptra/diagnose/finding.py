@@ -85,7 +85,7 @@ _TIMES = "a microbatch takes {takes:.1f} times as long as normally"
 _WELL = "a microbatch takes as long as normally"
 _WAITS = "ops wait for a core {takes:.1f} times as long as they compute"
 _ENDS = "adaptra doctor on both hosts: "
-LINK, THIN_LINK, PORT, WORKER, HOST = KIND_NAMES = (
+LINK, THIN_LINK, PORT, WORKER, HOST = (
     "slow link", "thin link", "thin port", "slow worker", "busy host",
 )  # fmt: skip
 KINDS = {

@@ -1,4 +1,4 @@
-"""Who is slow is logged at rank 0, by global rank and host, for every replica."""
+"""Rank 0 logs slow links and workers by global rank and host, for every replica."""
 
 from __future__ import annotations
 

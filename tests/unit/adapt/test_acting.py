@@ -39,7 +39,7 @@ def decisions(out: Output) -> list[Any]:
 
 
 def in_force(made: Any) -> Any:
-    """What ranks run, but for links that they keep."""
+    """Return the values that ranks run, but for links, which they keep."""
     if isinstance(made, Shares):
         return made._next
     values = made.leader.in_force.values

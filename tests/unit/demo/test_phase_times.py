@@ -1,4 +1,4 @@
-"""What a demo's table compares: iterations before a plan was found, and those adapted to it."""
+"""The demo's table compares iterations before a plan was found with those adapted to it."""
 
 from __future__ import annotations
 
