@@ -215,14 +215,14 @@ class _Demo:
             iterations = range(first, end)
             if data is not None and self.rank == 0:
                 pass_on(data)
-            self._barrier(f"the barrier before iteration {first} of {order[0]}")
+            self._barrier(f"the barrier before iteration {first + 1} of {order[0]}")
             self._sample(first)
             if data is not None and (signal := asked_by(data)):
                 self.interrupted = signal
                 break
             for name in order:
                 if name != order[0]:
-                    self._barrier(f"the barrier before iteration {first} of {name}")
+                    self._barrier(f"the barrier before iteration {first + 1} of {name}")
                 for iteration in iterations:
                     self._iteration(name, iteration)
             for iteration in iterations:
@@ -272,7 +272,7 @@ class _Demo:
 
     def _iteration(self, name: str, iteration: int) -> None:
         arm, watchdog = self.arms[name], self.session.watchdog
-        watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
+        watchdog.phase = f"iteration {iteration + 1} of {name}, outside the pipeline's messages"
         if self.session.small_collectives is not None:
             self.session.small_collectives.active = name == "adaptra"
         for reduction in self.activation.reductions:

@@ -72,10 +72,12 @@ class Watchdog:
     def begins(self, iteration: int, phase: str = "") -> None:
         """Note that this rank begins a `phase` of an `iteration`, which has done nothing yet.
 
-        Without a `phase`, the iteration keeps the one that it has been given.
+        Without a `phase`, the iteration keeps the one that it has been given. Megatron's log, and
+        so all lines for people, counts iterations from one.
         """
-        if phase or not self.phase.startswith(f"iteration {iteration}"):
-            self.phase = phase or f"iteration {iteration}"
+        words = f"iteration {iteration + 1}"
+        if phase or not self.phase.startswith(words):
+            self.phase = phase or words
         self.iteration, self.done, self.forward = iteration, [], None
         self.calls += 1
 

@@ -146,7 +146,7 @@ class Session:
         evaluates = arguments.get("forward_only")
         if evaluates:
             self.iteration_done()
-        phase = f"an evaluation before iteration {self.iteration}" if evaluates else ""
+        phase = f"an evaluation before iteration {self.iteration + 1}" if evaluates else ""
         self.watchdog.begins(self.iteration, phase)
         if self._hangs is not None:
             arguments = counted_forwards(self.watchdog, arguments)

@@ -263,7 +263,7 @@ class MeasuredReductions:
             rank, iteration = arrivals.differs
             raise Disagreement(
                 f"rank {self._ranks[rank]} reduces its gradients by something else than rank "
-                f"{self._ranks[self._me]} in iteration {iteration}, which runs "
+                f"{self._ranks[self._me]} in iteration {iteration + 1}, which runs "
                 f"{self.value.choice}: it has not switched with the others"
             )
 

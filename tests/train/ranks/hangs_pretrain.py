@@ -22,7 +22,7 @@ def hold(timeout: float, others: list[int]) -> None:
     """Block until all other ranks have named a hang."""
     began = time.monotonic()
     # A slow start, without progress either, is another phase.
-    line = f"no progress in iteration {int(FAULT.split(':')[2]) - 1}"
+    line = f"no progress in iteration {FAULT.split(':')[2]} "
     while not all(line in log_of(rank).read_text(errors="replace") for rank in others):
         if time.monotonic() - began > timeout:
             print("not named by all", flush=True)

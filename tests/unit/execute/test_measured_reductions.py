@@ -241,7 +241,7 @@ def test_a_rank_with_shares_of_an_old_decision_is_named() -> None:
     found = run("gloo", stays_behind, "engine", ranks=RANKS)
     for rank, text in enumerate(found[:2]):
         assert text.startswith(
-            f"rank 2 reduces its gradients by something else than rank {rank} in iteration 2, "
+            f"rank 2 reduces its gradients by something else than rank {rank} in iteration 3, "
             "which runs direct, nothing owned by 1"
         )
     assert "something else than rank 2" in found[2]

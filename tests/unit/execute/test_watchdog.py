@@ -53,10 +53,10 @@ def test_wait_that_went_well_is_forgotten():
 def test_first_to_notice_is_repeated_by_the_others():
     failure_log = Dead()
     first, second = Watchdog(1, [4, 5, 6], failure_log), Watchdog(0, [4, 5, 6], failure_log)
-    first.phase = second.phase = "iteration 7"
+    first.phase = second.phase = "iteration 8"
     words = first.describe()
-    assert words == "stage 1 (rank 5) was in iteration 7; died: rank 6"
-    assert second.describe() == (f"stage 0 (rank 4) was in iteration 7; first noticed: {words}")
+    assert words == "stage 1 (rank 5) was in iteration 8; died: rank 6"
+    assert second.describe() == (f"stage 0 (rank 4) was in iteration 8; first noticed: {words}")
 
 
 def blocked(me, path, block):
