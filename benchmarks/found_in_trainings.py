@@ -98,7 +98,7 @@ def _link(rng: random.Random) -> Drawn:
 
 def _thin(rng: random.Random) -> Drawn:
     a, rate = rng.randrange(3), rng.uniform(0.15, 0.6)
-    return Drawn({a, a + 1}, f"{a}-{a + 1}:bandwidth={rate:.2f}MB/s", f"{rate:.2f} MB/s")
+    return Drawn({a, a + 1}, f"{a}-{a + 1}:0ms,bandwidth={rate:.2f}MB/s", f"{rate:.2f} MB/s")
 
 
 def _worker(rng: random.Random) -> Drawn:
@@ -203,7 +203,8 @@ def train(
         for process in processes:
             process.kill()
     if any(status):
-        sys.exit(f"{(folder / 'last').read_text()[-4000:]}\nexit status {status}, in {folder}")
+        last = [(folder / name).read_text()[-2000:] for name in ("rank0", "last")]
+        sys.exit(f"{''.join(last)}\nexit status {status}, in {folder}")
     path = folder / "decisions.findings.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [], ms
 
