@@ -21,7 +21,12 @@ PATIENCE = 24  # iterations that cheaper remedies have to act, before what they 
 
 
 class Offered:
-    """A reader of `offers` returns those that answer the last change, and no older ones."""
+    """A reader of `offers` returns those that answer the last change, and no older ones.
+
+    `shows`: what they leave shows in iterations, as ranks act; an attribute, too.
+    """
+
+    shows = True
 
     def __init__(self, offers: Offers) -> None:
         self.names = frozenset(offers)
@@ -101,7 +106,7 @@ def known_remedies(
     for name, bound in least.items():
         if name not in offered.names:
             found.append(Remedy(name, None, "not allowed, or not possible here"))
-        elif measured:
+        elif measured and (offered.shows or offered.leaves(name) is None):
             found.append(Remedy(name, full, "measured, with what of it is in force"))
         elif (leaves := offered.leaves(name)) is not None:
             found.append(Remedy(name, leaves * full, "as its planner expects"))

@@ -295,6 +295,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
 
         `share`: the best counts. `offered`: by the planners of cheaper remedies.
         """
+        offered.shows = self.acts
         measured = self._since is None or iteration - self._since >= PATIENCE
         # What a collective hides while a replica is late it does not hide when all are in time.
         step = max([share.step, *([median(self._usual)] if self._usual else [])])
