@@ -13,7 +13,17 @@ from collections import deque
 from collections.abc import Sequence
 
 from megatron_adaptra.adapt.loop import Offer, Offers
-from megatron_adaptra.plan.ladder import BY_COUNTS, COLLECTIVE, ORDER, ROUTES, SHARES, Remedy
+from megatron_adaptra.plan.ladder import (
+    BY_COUNTS,
+    COLLECTIVE,
+    ONE_STAGE,
+    ONLY_COMMUNICATION,
+    ONLY_WAITING,
+    ORDER,
+    ROUTES,
+    SHARES,
+    Remedy,
+)
 from megatron_adaptra.plan.shares.counts import SharePlan, Speed
 
 RECENT = 10  # iterations within which all planners notice the same change
@@ -71,14 +81,14 @@ def cheaper_remedies(
     computes = max(microbatches * speed.per_microbatch for speed in speeds)
     arrives = max(speed.seconds(microbatches) for speed in speeds)
     if stages > 1:
-        slack = computes + step, "a schedule hides waiting, not compute"
+        slack = computes + step, ONLY_WAITING
         routes = None, "it is not used together with shares of microbatches"
     else:
-        slack = arrives + step, "one stage never waits for another"
+        slack = arrives + step, ONE_STAGE
         routes = None, "it needs at least 2 stages"
     return (
         Remedy(ORDER, *slack),
-        Remedy(COLLECTIVE, arrives, "they hide communication, not compute"),
+        Remedy(COLLECTIVE, arrives, ONLY_COMMUNICATION),
         Remedy(ROUTES, *routes),
     )
 
