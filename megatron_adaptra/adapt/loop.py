@@ -21,7 +21,7 @@ from megatron_adaptra.measure.report import StageReport
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
 SWAP_LEAD = 2  # iterations between a proposal and its swap, where nothing is in the way
-OFF, ON_AGAIN = "acting is off", "acting is on again"
+OFF = "acting is off"
 
 
 class Vote(Protocol):
@@ -302,8 +302,7 @@ class Loop(Generic[M]):
             decision.number, decision.detected = self.log.made, iteration
             decision.iteration = self._vote.iteration + SWAP_LEAD
             self.log.add(decision, acting=False)
-            if self.announce is not None:
-                self.announce(f"would be done, but {OFF}: {decision.sentence()}")
+            self._describe(f"would be done, but {OFF}: {decision.sentence()}")
         return proposed if back is None and decision is None else back
 
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
@@ -330,7 +329,11 @@ class Loop(Generic[M]):
             self.remedy.refused()
             return
         self.remedy.switched(decision, before)
+        self._describe(decision.sentence())
+
+    def _describe(self, sentence: str) -> None:
+        """Log a decision's `sentence`, and after the first one what its words mean."""
         if self.announce is not None:
-            self.announce(decision.sentence())
+            self.announce(sentence)
             if self.remedy.explains:
                 self._vote.note(self.remedy.explains)

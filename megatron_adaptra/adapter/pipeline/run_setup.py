@@ -17,6 +17,7 @@ from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.advice import Advice
+from megatron_adaptra.adapt.schedules.decisions import WARMUP as WARMUP_DEPTHS
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.limits import (
@@ -276,7 +277,10 @@ def _loop(
 
 def _announce(context: RankContext, replica: int | None, line: str) -> None:
     """Have rank 0 log a `line` on the plan of a `replica`; None where there is one plan."""
-    context.job_log.say(f"replica {replica}: {line}" if replica else line)
+    of_all = line == WARMUP_DEPTHS  # once for all of them
+    context.job_log.say(
+        line if of_all or not replica else f"replica {replica}: {line}", once=of_all
+    )
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
