@@ -14,6 +14,7 @@ from adapt.golden_runs import RULE, SCRIPTS, Output, Shares, caught
 from run_records import FIRST
 
 from megatron_adaptra.adapt.schedules.advice import Advice
+from megatron_adaptra.adapt.schedules.decisions import WARMUP
 from megatron_adaptra.agree.bundle import LINKS
 from megatron_adaptra.measure.iteration_record import CollectiveSpan
 
@@ -116,6 +117,21 @@ def test_collectives_that_wait_for_a_slow_link_are_named_once(tmp_path: Path) ->
     (note,) = (one for one in found(out, "notes") if "--adaptra-small-collectives" in one)
     assert note.startswith("would be done with --adaptra-small-collectives auto: 4 collectives")
     assert note.endswith(" ms, without 960")
+
+
+def test_what_has_healed_while_acting_was_off_is_not_planned_for(tmp_path: Path) -> None:
+    healthy, slow = SCRIPTS["pipeline-proposed"][1][:2]
+    on, nearly = [True], dict.fromkeys(slow[1]["slow"], 9e-4)  # seconds
+    with job("pipeline-proposed", tmp_path / "job", lambda: on[-1]) as (made, out):
+        made.train(healthy[0], **healthy[1])
+        on.append(False)
+        made.train(slow[0], **slow[1])
+        made.train(20, slow=nearly)
+        on.append(True)
+        made.train(20)
+    assert len(decisions(out)) == 1
+    assert found(out, "proposes") == []
+    assert found(out, "notes") == [WARMUP]
 
 
 @pytest.mark.parametrize("name", NAMES)
