@@ -96,8 +96,8 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=590, help="seconds of a training")
     options = parser.parse_args()
-    if options.iterations < 6 * options.block:
-        parser.error(f"--iterations {options.iterations}: 6 blocks of {options.block} are needed")
+    if options.iterations < 8 * options.block:
+        parser.error(f"--iterations {options.iterations}: 8 blocks of {options.block} are needed")
     walls: dict[str, list[float]] = {}
     for act in options.act:
         rows = run(options, act)
