@@ -17,7 +17,6 @@ import torch.distributed as dist
 from megatron.training import training
 
 from megatron_adaptra.adapter.pipeline.session import Session
-from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.measure.link_probe import LinkProbes
 
 PROGRAM = (
@@ -27,7 +26,7 @@ BLOCK = int(os.environ["MEASUREMENT_BLOCK"])
 PROBES = os.environ["MEASUREMENT_OF"] == "probes"
 measured, step, exchange = Session.forward_backward, training.train_step, LinkProbes.exchange
 sessions: list[Session] = []
-count = marks = calls = 0
+count = calls = 0
 
 
 def now_and_then(session: Session, function: Any, arguments: Any) -> Any:
@@ -54,7 +53,7 @@ def probed(probes: LinkProbes, messages: float = 0.0) -> None:
 
 @functools.wraps(step)
 def timed(*args: Any, **kwargs: Any) -> Any:
-    global count, marks
+    global count
     collectives = sessions[0].small_collectives if sessions else None
     ours = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "barrier")}
     if collectives is not None and not (PROBES or is_measured()):
@@ -65,11 +64,8 @@ def timed(*args: Any, **kwargs: Any) -> Any:
     seconds, cpu = time.monotonic() - began, time.process_time() - spent
     for name, function in ours.items():
         setattr(dist, name, function)
-    device = sessions[0].context.device
-    before, marks = marks, device.calls().for_marks if isinstance(device, CudaDevice) else 0
     if os.environ["RANK"] == "0":
-        line = f"MEASURED {count} {int(is_measured())} {seconds} {cpu} {marks - before}\n"
-        os.write(1, line.encode())
+        os.write(1, f"MEASURED {count} {int(is_measured())} {seconds} {cpu}\n".encode())
     count += 1
     return result
 

@@ -19,6 +19,9 @@ from megatron_adaptra.plan.ladder import (
     BY_COUNTS,
     COLLECTIVE,
     FULL,
+    ONE_STAGE,
+    ONLY_COMMUNICATION,
+    ONLY_WAITING,
     ORDER,
     ROUTES,
     SHARES,
@@ -31,12 +34,19 @@ from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import choose_all_reduce
 from megatron_adaptra.plan.reductions.simulated import NATIVE_CUT, by_gloo
+from megatron_adaptra.plan.remedies import (
+    MOST,
+    NO_PATH,
+    OPS,
+    POLICY,
+    TOO_LARGE,
+    TOO_SHORT,
+    UNKNOWN,
+)
 from megatron_adaptra.plan.routes.reroute import NONE, SWAP, evaluate_replicas, plan_replicas
 from megatron_adaptra.plan.shares.pipelines import STOCK, pipeline_of, share_pipelines
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
-OPS = 200_000  # that a search for routes schedules at most, as in a training
-MOST = 5_000  # workers x microbatches of a job that routes are searched for: some 8 s
 ROUTES_OFF, ROUTES_SWAP, ROUTES_AUTO = ROUTE_MODES = ("off", "swap", "auto")  # --adaptra-reroute
 
 
@@ -94,7 +104,7 @@ class Situation:
     conditions: ReplicaConditions
     reduction: Reduction | None = None
     sends: str = "eager"
-    policy: str = "warmup"
+    policy: str = POLICY
     allreduce: bool = True
     routes: str = ROUTES_AUTO
     ops: int = OPS
@@ -200,10 +210,7 @@ class _Planner:
                 known.append(one)
                 made.append((plan if plan.predicted < stock.predicted else stock).schedule)
             chosen.append(made[known.index(one)])
-        why = "a schedule hides waiting, not compute"
-        if c.stages == 1:
-            why = "one stage never waits for another"
-        self._add(ORDER, Applied(tuple(chosen)), why)
+        self._add(ORDER, Applied(tuple(chosen)), ONE_STAGE if c.stages == 1 else ONLY_WAITING)
 
     def collective(self) -> None:
         """Add the all-reduce that is the fastest for the lateness of the replicas."""
@@ -211,12 +218,12 @@ class _Planner:
             self._without(COLLECTIVE, "it is not allowed: --adaptra-allreduce auto is")
             return
         if self._situation.reduction is None:
-            self._without(COLLECTIVE, "what the reduction of gradients takes is not known")
+            self._without(COLLECTIVE, UNKNOWN)
             return
         stages, ends = self._conditions.stages, _ends(self._situation, self.applied[FULL])
         choices = tuple(self._choice(ends[stage::stages]) for stage in range(stages))
-        why = "they hide communication, not compute"
-        self._add(COLLECTIVE, replace(self.applied[FULL], choices=choices), why)
+        applied = replace(self.applied[FULL], choices=choices)
+        self._add(COLLECTIVE, applied, ONLY_COMMUNICATION)
 
     def _choice(self, arrivals: tuple[float, ...]) -> Choice:
         reduction, native = self._situation.reduction, Choice(len(arrivals))
@@ -235,12 +242,10 @@ class _Planner:
             self._without(ROUTES, "they are not allowed: --adaptra-reroute swap or auto are")
             return
         if c.stages == 1:
-            self._without(ROUTES, "they need at least 2 stages")
+            self._without(ROUTES, TOO_SHORT)
             return
         if c.workers * c.microbatches > MOST:
-            self._without(
-                ROUTES, "too large a job to search for them in passing; adaptra compare does"
-            )
+            self._without(ROUTES, TOO_LARGE)
             return
         found = plan_replicas(c, self._situation.sends, ops=self._situation.ops)
         swaps = mode == ROUTES_SWAP
@@ -248,7 +253,7 @@ class _Planner:
         plans = [Applied(joint=one.schedule) for one in moves]
         best = min(plans, key=lambda one: seconds_of(self._situation, one))
         name = moves[plans.index(best)].name
-        self._add(ROUTES, best, "no path between replicas helps" if name == NONE else f"{name}")
+        self._add(ROUTES, best, NO_PATH if name == NONE else name)
 
     def shares(self) -> None:
         """Add fewer microbatches for slow replicas."""

@@ -29,7 +29,7 @@ AUTO = "auto"  # an activation budget: what the device has left
 OBSERVE = "observe"
 # What --adaptra-act sets where a setting is not given itself.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    OBSERVE: {"allreduce": "auto", "sync": "auto", "small_collectives": "off"},
+    OBSERVE: {"reroute": "auto", "allreduce": "auto", "sync": "auto"},
     "exact": {
         "engine": "executor", "reroute": "auto", "allreduce": "auto", "sync": "auto",
         "small_collectives": "fixed",
@@ -37,7 +37,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 # All that a job may have that only observes.
 OBSERVED = {
-    "engine": ("native",), "reroute": ("off",), "small_collectives": ("off",),
+    "engine": ("native",), "small_collectives": ("off", "auto"),
     "allreduce": ("native", "auto"), "sync": ("full", "auto"), "act_file": ("",),
 }  # fmt: skip
 

@@ -82,8 +82,8 @@ class Leader(Controller, Vote):
 
     # Called by the loop's thread.
 
-    def note(self, text: str) -> None:
-        self._once.line(text, write=self.loop.announce)
+    def note(self, text: str, about: str = "") -> None:
+        self._once.line(text, write=self.loop.announce, about=about)
 
     @property
     def in_force(self) -> Bundle:

@@ -21,7 +21,7 @@ from megatron_adaptra.measure.report import StageReport
 
 RECENT_ITERATIONS = 256  # before and after the present one, for which reports are taken
 SWAP_LEAD = 2  # iterations between a proposal and its swap, where nothing is in the way
-OFF, ON_AGAIN = "acting is off", "acting is on again"
+OFF = "acting is off"
 
 
 class Vote(Protocol):
@@ -73,9 +73,9 @@ class Vote(Protocol):
         """Log, once, that `what` has failed."""
         ...
 
-    def note(self, text: str) -> None:
-        """Log `text`, once."""
-        self._once.line(text)
+    def note(self, text: str, about: str = "") -> None:
+        """Log `text`, once; where it is `about` a subject, the first text of that alone."""
+        self._once.line(text, about=about)
 
 
 Report = StageReport | ReductionReport | ReplicaRow
@@ -121,10 +121,11 @@ class Remedy(ABC, Generic[R, D]):
 
     `vote`: that of the run, from `start` on. `explains`: a line that explains the words of its
     decisions, logged once after the first of them; "" for none. `offer`: what it would do about
-    what has changed last; None until something has.
+    what has changed last; None until something has. `acts`: proposals were put to the vote last.
     """
 
     vote: Vote
+    acts = True
     explains = ""
     offer: Offer | None = None
 
@@ -277,6 +278,7 @@ class Loop(Generic[M]):
         row = dict(sorted(row.items()))
         proposed = self.remedy.observe(iteration, row)
         before, self._off = self._off, not self._acts()
+        self.remedy.acts = not self._off
         if self._off:
             proposed = self._instead(iteration, proposed)
         elif before:
@@ -289,7 +291,8 @@ class Loop(Generic[M]):
     def _instead(self, iteration: int, proposed: Proposed[Any] | None) -> Proposed[Any] | None:
         """Return the proposal that goes to the vote while acting is off: the way back, if any.
 
-        Without one a decision that is `proposed` is logged, as what would be done.
+        Without one a decision that is `proposed` is logged, as what would be done; what only
+        prepares it, such as connections to be probed, is proposed.
         """
         decision = None if proposed is None else proposed.decision
         if decision is not None:
@@ -299,9 +302,8 @@ class Loop(Generic[M]):
             decision.number, decision.detected = self.log.made, iteration
             decision.iteration = self._vote.iteration + SWAP_LEAD
             self.log.add(decision, acting=False)
-            if self.announce is not None:
-                self.announce(f"would be done, but {OFF}: {decision.sentence()}")
-        return back
+            self._describe(f"would be done, but {OFF}: {decision.sentence()}")
+        return proposed if back is None and decision is None else back
 
     def _propose(self, iteration: int, proposed: Proposed[Any]) -> None:
         """Put to the vote what is `proposed` after the reports of `iteration`."""
@@ -327,7 +329,11 @@ class Loop(Generic[M]):
             self.remedy.refused()
             return
         self.remedy.switched(decision, before)
+        self._describe(decision.sentence())
+
+    def _describe(self, sentence: str) -> None:
+        """Log a decision's `sentence`, and after the first one what its words mean."""
         if self.announce is not None:
-            self.announce(decision.sentence())
+            self.announce(sentence)
             if self.remedy.explains:
                 self._vote.note(self.remedy.explains)

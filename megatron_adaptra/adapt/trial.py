@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 from megatron_adaptra.adapt.log import Decision
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
-RETRIED = ": tried again"
+RETRIED, ON_AGAIN = ": tried again", ": acting is on again"
 LONGER = 8  # further iterations that are compared where the difference may be chance
 LONGEST = 100  # iterations after a change in which its control has to be as it was, to judge it
 STEADY = 0.1  # a control that takes longer by a larger share explains longer iterations
@@ -160,13 +160,25 @@ class Attempt:
     """An attempt puts the change in force on trial, or plans another try of one taken back.
 
     `trial`: of the change in force; None where nothing is to be judged. `again`: the iteration from
-    which on to choose again although nothing has changed, and why; None for never.
+    which on to choose again although nothing has changed, and why; None for never. `held`: the
+    reason of a change that waits until ranks act; "" for none.
     """
 
     def __init__(self) -> None:
         self.backoff = Backoff()
         self.trial: Trial | None = None
         self.again: tuple[int, str] | None = None
+        self.held = ""
+
+    def hold(self, decision: Decision | None) -> None:
+        """Take note that the change of a `decision`, if there is one, waits until ranks act."""
+        if decision is not None:
+            self.held, self.again = decision.why, None
+
+    def resume(self) -> None:
+        """Choose again: ranks act."""
+        if self.held:
+            self.held, self.again = "", (0, self.held + ON_AGAIN)
 
     def forget(self) -> None:
         """Judge nothing, and choose again only once something has changed."""

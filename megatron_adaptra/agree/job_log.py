@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
-from megatron_adaptra.base.log import LogFile, log_line
+from megatron_adaptra.base.log import LogFile, LogOnce, log_line
 
 LOOK = 0.25  # seconds between two looks for lines of other ranks ...
 LONGEST_LOOK = 60.0  # ... doubled up to these while the store does not answer
@@ -42,6 +42,7 @@ class JobLog:
         self._rank, self._connect, self._path, self._write = rank, connect, path, write
         self._connected: KeyValueStore | None = None
         self._file: LogFile | None = None
+        self._once = LogOnce()
         self._read = 0  # lines of others that rank 0 has dealt with
         self._waits_since: float | None = None
         self._closing = threading.Event()
@@ -65,14 +66,15 @@ class JobLog:
             self._thread = threading.Thread(target=self._look, name="adaptra-lines", daemon=True)
             self._thread.start()
 
-    def say(self, line: str, event: Mapping[str, Any] | None = None) -> None:
+    def say(self, line: str, event: Mapping[str, Any] | None = None, once: bool = False) -> None:
         """Have rank 0 write a `line`, and append the `event`; on any thread.
 
+        `once`: it is not written again where some rank has had it written in this way.
         Waits for the store, four times `waits.STORE` seconds at most, on other ranks.
         """
         if self._rank == 0:
-            self._take(line, event)
-        elif self._closing.is_set() or not self._send(json.dumps([line, event])):
+            self._take(line, event, once)
+        elif self._closing.is_set() or not self._send(json.dumps([line, event, once])):
             self._write(line)
 
     def end_here(self) -> None:
@@ -138,8 +140,11 @@ class JobLog:
             if text is not None:
                 self._take(*json.loads(text))
 
-    def _take(self, line: str, event: Mapping[str, Any] | None) -> None:
-        self._write(line)
+    def _take(self, line: str, event: Mapping[str, Any] | None, once: bool) -> None:
+        if once:
+            self._once.line(line, write=self._write)
+        else:
+            self._write(line)
         if event is None:
             return
         with self._one:

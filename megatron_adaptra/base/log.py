@@ -50,10 +50,19 @@ class LogOnce:
     def __init__(self, speaks: bool = True) -> None:
         self._speaks, self._written = speaks, set[str]()
 
-    def line(self, text: str, more: str = "", write: Callable[[str], None] | None = None) -> None:
-        """Write `text` as a line, and `more`, unless `text` has been written; by `write` if any."""
-        if self._speaks and text not in self._written:
-            self._written.add(text)
+    def line(
+        self,
+        text: str,
+        more: str = "",
+        write: Callable[[str], None] | None = None,
+        about: str = "",
+    ) -> None:
+        """Write `text` as a line, and `more`, unless `text` has been written; by `write` if any.
+
+        `about`: the subject, of which one text is enough whatever its figures; "" for the text.
+        """
+        if self._speaks and (about or text) not in self._written:
+            self._written.add(about or text)
             (write or log_line)(text + more)
 
 

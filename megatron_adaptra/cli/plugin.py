@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from megatron_adaptra.adapt.schedules.advice import executor_flags
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -12,7 +13,6 @@ from megatron_adaptra.plan import PLANNERS, Plan, evaluate
 from megatron_adaptra.plan.pipeline.fixed import first_schedule
 
 DEFAULT = "--adaptra"
-EXECUTOR = f"{DEFAULT} --adaptra-engine executor"
 STOCK = "none: stock Megatron"
 NOTHING = "not run in training"
 HEALTHY = "not run while links are healthy"
@@ -34,9 +34,9 @@ def flags_of(policy: str, conditions: Conditions) -> str:
     if policy == "warmup":
         return DEFAULT
     if policy == "adaptive" and conditions.chunks == 1:
-        return EXECUTOR + " --adaptra-recompute" * conditions.recompute
+        return f"{DEFAULT} {executor_flags(conditions.recompute)}"
     if policy in SPLITTING:
-        return f"{EXECUTOR} --adaptra-policy {policy}"
+        return f"{DEFAULT} {executor_flags(recompute=False)} --adaptra-policy {policy}"
     return STOCK if policy in ("1f1b", "interleaved") else NOTHING
 
 

@@ -19,6 +19,11 @@ CALM = 100  # ... and how many refine it: with only 20, false alarms are five ti
 RELATIVE, ABSOLUTE = 0.10, 0.20  # material: 10 % of the level and 20 % of a stage's time
 
 
+def differ(old: float, new: float) -> bool:
+    """Return whether what took `old` when it was planned for takes clearly other seconds, `new`."""
+    return abs(new - old) > RELATIVE / 2 * max(old, new)
+
+
 def apart(one: float, other: float, times: float = 1 + RELATIVE) -> bool:
     """Return whether one factor is at least so many `times` the other: `one` or `other`."""
     return not 1 / times < one / other < times

@@ -20,6 +20,10 @@ ORDER, COLLECTIVE, ROUTES, SHARES = REMEDIES = (
     "another order in the pipeline", "shares of a collective", "routes", "shares of microbatches",
 )  # fmt: skip
 BY_COUNTS = "whole microbatches move, and sums have another order"  # of SHARES
+ONE_STAGE, ONLY_WAITING = (  # of ORDER
+    "one stage never waits for another", "a schedule hides waiting, not compute"
+)  # fmt: skip
+ONLY_COMMUNICATION = "they hide communication, not compute"  # of COLLECTIVE
 NEAR = 0.05  # share of an iteration for which a cheaper remedy is taken, where one is taken at all
 _SAME = 1e-9
 

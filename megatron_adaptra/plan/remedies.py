@@ -11,6 +11,8 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.ladder import (
     BY_COUNTS,
     COLLECTIVE,
+    ONE_STAGE,
+    ONLY_WAITING,
     ORDER,
     ROUTES,
     SHARES,
@@ -25,6 +27,12 @@ from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelin
 OPS = 200_000  # that a search for routes schedules at most, as in a training
 MOST = 5_000  # workers x microbatches of a job that routes are searched for: some 8 s
 POLICY = "warmup"  # by which each replica plans its own pipeline
+UNKNOWN = "what the reduction of gradients takes is not known"  # of COLLECTIVE
+TOO_SHORT, TOO_LARGE, NO_PATH = (  # of ROUTES
+    "they need at least 2 stages",
+    "too large a job to search for them in passing; adaptra compare does",
+    "no path between replicas helps",
+)
 
 
 def plan_remedies(
@@ -46,7 +54,7 @@ def plan_remedies(
     stock = share_pipelines(c, sends, (c.microbatches,) * c.replicas)
     remedies = (
         Remedy(ORDER, *_order(stock, sends)),
-        Remedy(COLLECTIVE, None, "what the reduction of gradients takes is not known"),
+        Remedy(COLLECTIVE, None, UNKNOWN),
         Remedy(ROUTES, *_routes(c, sends, ops)),
         Remedy(SHARES, *_shares(c, sends)),
     )
@@ -63,19 +71,19 @@ def _order(stock: PipelineShares, sends: str) -> tuple[float, str]:
         min(plan.predicted, make_plan(plan.conditions, POLICY, sends).predicted) for plan in alike
     )
     if stock.plans[0].conditions.stages == 1:
-        return slowest + stock.step, "one stage never waits for another"
-    return slowest + stock.step, "a schedule hides waiting, not compute"
+        return slowest + stock.step, ONE_STAGE
+    return slowest + stock.step, ONLY_WAITING
 
 
 def _routes(c: ReplicaConditions, sends: str, ops: int) -> tuple[float | None, str]:
     if c.stages == 1:
-        return None, "they need at least 2 stages"
+        return None, TOO_SHORT
     if c.workers * c.microbatches > MOST:
-        return None, "too large a job to search for them in passing; adaptra compare does"
+        return None, TOO_LARGE
     moves = plan_replicas(c, sends, ops=ops).moves
     pipelines = [evaluate_replicas(one.schedule, c, sends).timeline.pipeline for one in moves]
     name = moves[pipelines.index(min(pipelines))].name
-    why = "no path between replicas helps" if name == NONE else name
+    why = NO_PATH if name == NONE else name
     return min(pipelines) + c.pipeline.step_seconds, why
 
 

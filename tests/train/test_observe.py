@@ -62,11 +62,14 @@ def test_calls_and_bits_are_those_of_stock_and_what_would_be_done_is_logged(
 
 
 def test_replicas_make_the_calls_of_stock(tmp_path: Path) -> None:
-    """Their reductions and shares are measured, too."""
-    theirs, calls = run(tmp_path / "stock", *HALF, iterations=6)
-    ours, observed = run(tmp_path / "observed", *HALF, *OBSERVE, iterations=6)
+    """Their reductions and shares are measured, too, and routes planned round a slow worker."""
+    slow = ("--adaptra-emulate-worker", f"1.1:8x@{FIRST_SLOW}..")
+    theirs, calls = run(tmp_path / "stock", *HALF, iterations=30)
+    ours, observed = run(tmp_path / "observed", *HALF, *OBSERVE, *slow, iterations=30)
     assert ours.printed == theirs.printed
     assert "no order of ops" not in ours.text  # because of a vote of our own
+    routes = re.search(r"would be done, but acting is off: .*worker 1.1", ours.text)
+    decided("routes round the slow worker", routes is not None)
     for mine, other in zip(observed, calls, strict=True):
         assert all(other)
         assert mine[2:] == other[2:]  # in the second one pipelines connect

@@ -70,16 +70,17 @@ def test_act_sets_what_is_not_given(file):
     assert config("--adaptra-config", path, "--adaptra-act", "bits") == AdaptraConfig()
     observe = config("--adaptra-act", "observe")
     assert observe.observes
-    assert (observe.engine, observe.small_collectives, observe.sync) == ("native", "off", "auto")
+    assert (observe.engine, observe.reroute, observe.sync) == ("native", "auto", "auto")
+    assert config("--adaptra-act", "observe", "--adaptra-reroute", "off").reroute == "off"
     assert not exact.observes
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("engine", "executor", "native"), ("engine", "stock", "native"), ("reroute", "swap", "off"),
+        ("engine", "executor", "native"), ("engine", "stock", "native"),
         ("allreduce", "direct", "native or auto"), ("sync", "share", "full or auto"),
-        ("small-collectives", "auto", "off"), ("act-file", "/tmp/act", "none"),
+        ("small-collectives", "on", "off or auto"), ("act-file", "/tmp/act", "none"),
     ],
 )  # fmt: skip
 def test_a_job_that_observes_changes_nothing(flag, value, words):

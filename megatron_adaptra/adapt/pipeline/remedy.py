@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Vote
+from megatron_adaptra.adapt.schedules.advice import EXECUTOR
 from megatron_adaptra.adapt.schedules.policy import (
     Change,
     frees,
@@ -40,6 +41,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
     _declined_at = 0
     _fastest: Plan  # of those made last, worth it or not
     _compared: tuple[float, float]  # seconds of an iteration by the plan in force, and by that one
+    # Links that have become slow, conditions, and seconds by the native engine's plan for them.
+    _asked: tuple[dict[Path, float], Conditions, float] | None = None
 
     def start(self, vote: Vote) -> None:
         super().start(vote)
@@ -55,6 +58,16 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
             return
         if text := self._starvation.update(reports, seconds):
             self.vote.note(text)
+
+    def observed(self, iteration: int, row: Mapping[int, StageReport]) -> None:
+        super().observed(iteration, row)
+        asked, self._asked = self._asked, None
+        if self.advice is None or asked is None:
+            return
+        before, c, native = asked
+        if text := self.advice.on_executor(c, native):
+            about = f"{EXECUTOR}: {sorted(before)}"
+            self.vote.note(f"{text}; {_changes(before, c)}", about)
 
     def _update(self, rows: Mapping[int, StageReport]) -> Changed:
         reports = list(rows.values())
@@ -100,9 +113,12 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         eased = any(c.message_seconds(*link) < before[link] for link in before)
         self._accept()
         change = self._swap(before, c, eased)
+        if not eased:
+            self._asked = before, c, self._compared[0] if change is None else change.plan.predicted
         if change is None:
             if not eased:
                 self.stays = why_none(before, c, *self._compared, self.rule.min_gain)
+                self.about = f"no plan for {sorted(before)}"
             self._decline(before, c)
         elif self._trials.backoff(change.plan.schedule).blocks(self._iteration):
             self._paths, change = before, None

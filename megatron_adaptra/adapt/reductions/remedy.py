@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.log import DecisionLog
-from megatron_adaptra.adapt.loop import ON_AGAIN, RECENT_ITERATIONS, Offer, Proposed, Remedy
+from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Offer, Proposed, Remedy
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision, ranks_in_words
 from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured, Outcome
@@ -88,7 +88,6 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         self._not_before = 0  # the iteration from which on something may be chosen
         self._changed_for = 0  # iterations, at least
         self._nbytes, self._buffers = 0, Buffers()  # as reported last
-        self._held = ""  # the reason of a decision that waits until ranks act
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         self._ran[iteration] = bundle[ALL_REDUCE].choice
@@ -152,7 +151,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
                 return self._undo(trial.failed)
         waits = iteration < self._not_before or attempt.backoff.blocks(iteration)
         reason = changed or attempt.due(iteration)
-        reason = reason or (not self._held and self._delays_count(iteration))
+        reason = reason or (not attempt.held and self._delays_count(iteration))
         if len(self._native) < FEWEST or waits or not reason:
             return None
         return self._choose(iteration)
@@ -208,17 +207,15 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
     def back(self, why: str) -> Proposed[ReductionDecision] | None:
         if self.vote.in_force[ALL_REDUCE].choice.native or not self._native:
             return None
-        if self.log.last is not None:
-            self._held = self.log.last.why
+        self._attempt.hold(self.log.last)
         return self._by_native(median(one.seconds for one in self._native), why)
 
     def held(self, decision: ReductionDecision) -> None:
-        self._held, self._attempt.again = decision.why, None
+        self._attempt.hold(decision)
         self._estimate.accept()
 
     def resume(self) -> None:
-        if self._held:
-            self._held, self._attempt.again = "", (0, f"{self._held}: {ON_AGAIN}")
+        self._attempt.resume()
 
     def _figures(self) -> Figures | None:
         """Return the figures for a choice now; None until ports are known."""

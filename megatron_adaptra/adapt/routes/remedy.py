@@ -34,7 +34,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, apart
+from megatron_adaptra.measure.detect import ABSOLUTE, apart, differ
 from megatron_adaptra.measure.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import TRY_AGAIN, worker_in_words
@@ -221,9 +221,9 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         c = self.estimator.conditions()
         # Some may be as they were by now.
         now = {path: (old, c.message_seconds(*path)) for path, old in self._paths.items()}
-        paths = {path: old for path, (old, new) in now.items() if _differ(old, new)}
+        paths = {path: old for path, (old, new) in now.items() if differ(old, new)}
         factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
-        workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
+        workers = {w: old for w, (old, new) in factors.items() if differ(old, new)}
         eased = any(new < old for old, new in (*now.values(), *factors.values()))
         self._accept()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
@@ -244,6 +244,7 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
                 self.stays = (
                     f"{what}: {no_gain(current.predicted, self._least, self.rule.min_gain)}"
                 )
+                self.about = f"no plan for {sorted(paths)} {sorted(workers)}"
                 self._declined = self._iteration, paths, workers
             return None
         if (backoff := self._trials.backoff(plan.schedule)).blocks(self._iteration):
@@ -343,10 +344,6 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
         why = f"{', '.join(_slow(workers, c))}: the plan before comes back"
         return Change(why, plan, current, c, trial=False)
-
-
-def _differ(old: float, new: float) -> bool:
-    return abs(new - old) > RELATIVE / 2 * max(old, new)
 
 
 def _slow(workers: Iterable[int], c: ReplicaConditions) -> list[str]:

@@ -11,11 +11,8 @@ from typing import Any, Generic, cast
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import RECENT_ITERATIONS, Proposed, Remedy, Vote
-from megatron_adaptra.adapt.schedules.decisions import (
-    WARMUP,
-    LinkChange,
-    PlanDecision,
-)
+from megatron_adaptra.adapt.schedules.advice import Advice
+from megatron_adaptra.adapt.schedules.decisions import WARMUP, LinkChange, PlanDecision
 from megatron_adaptra.adapt.schedules.policy import Change, K, P, ReplanPolicy, Trials, over_budget
 from megatron_adaptra.adapt.schedules.status import DelayRows, status_of
 from megatron_adaptra.adapt.trial import Outcome
@@ -25,6 +22,7 @@ from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.measure.detect import differ
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_estimates import LONGEST
 from megatron_adaptra.measure.op_seconds import WINDOW
@@ -50,12 +48,13 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         workers: all that report, by number.
         diagnosis: finds who is slow; None where nobody wants to know.
 
-    `delays`: see DelayRows. `predicted`: seconds that the last iteration was expected to take,
-    uncorrected; None where that was not asked. `stays`: why what has changed has led to no plan,
-    where that is worth a line; "" else.
+    `delays`: see DelayRows. `advice`: None in a job that acts. `predicted`: seconds that the last
+    iteration was expected to take, uncorrected; None where that was not asked. `stays`: why what
+    has changed has led to no plan, where that is worth a line; "" else. `about`: its subject.
     """
 
     explains = WARMUP
+    advice: Advice | None = None
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         self.estimator, self.rule = estimator, rule
         self.delays = DelayRows()
         self.predicted: float | None = None
-        self.stays = ""
+        self.stays = self.about = ""
         self._start, self._in_force = start, start
         self._pipelines: Sequence[Estimator] = (
             estimator.estimators if isinstance(estimator, ReplicaEstimator) else [estimator]
@@ -128,7 +127,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         in_force, possible = self.vote.in_force[SCHEDULE], self.vote.can_propose(iteration)
         change = self.plan(iteration, changed, in_force, possible)
         if self.stays:
-            self.vote.note(self.stays)
+            self.vote.note(self.stays, self.about)
         if change is not None:
             return self._proposed(change)
         return self._prepare() if possible else None
@@ -137,6 +136,8 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
         status = status_of(iteration, self.estimator, self.log, measured=bool(self.delays))
         self.vote.publish(status)
         self.log.record.iteration(iteration, list(row.values()), status)
+        if self.advice is not None and self._seconds and iteration % LEARN == 0:
+            self.advice.on_small_collectives(self._pipelines, max(self._seconds), self.vote.note)
 
     def switched(self, decision: PlanDecision, before: PlanDecision | None) -> None:
         self.swapped(self._change, decision.iteration)
@@ -156,10 +157,11 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             self._held_for = {**change.links, **paths}, {**change.workers, **workers}
 
     def resume(self) -> None:
-        paths, workers = self._held_for
-        self._held, self._held_for = False, ({}, {})
-        self._paths |= paths
+        (paths, workers), self._held_for, self._held = self._held_for, ({}, {}), False
         self._workers |= workers
+        for path, old in paths.items():  # some may be as they were by now
+            if differ(old, self._conditions().message_seconds(*path)):
+                self._paths[path] = old
 
     def close(self) -> None:
         self.log.settle()  # later runs have the same log
@@ -209,7 +211,7 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
             in_force: the schedule that all ranks run.
             possible: a proposal can be made now; else what has changed is remembered.
         """
-        self.stays = ""
+        self.stays = self.about = ""
         if self.rule.fixed or not self.estimator.known:
             return None
         self._in_force, self._iteration = in_force, iteration

@@ -13,7 +13,17 @@ from collections import deque
 from collections.abc import Sequence
 
 from megatron_adaptra.adapt.loop import Offer, Offers
-from megatron_adaptra.plan.ladder import BY_COUNTS, COLLECTIVE, ORDER, ROUTES, SHARES, Remedy
+from megatron_adaptra.plan.ladder import (
+    BY_COUNTS,
+    COLLECTIVE,
+    ONE_STAGE,
+    ONLY_COMMUNICATION,
+    ONLY_WAITING,
+    ORDER,
+    ROUTES,
+    SHARES,
+    Remedy,
+)
 from megatron_adaptra.plan.shares.counts import SharePlan, Speed
 
 RECENT = 10  # iterations within which all planners notice the same change
@@ -21,7 +31,12 @@ PATIENCE = 24  # iterations that cheaper remedies have to act, before what they 
 
 
 class Offered:
-    """A reader of `offers` returns those that answer the last change, and no older ones."""
+    """A reader of `offers` returns those that answer the last change, and no older ones.
+
+    `shows`: what they leave shows in iterations, as ranks act; an attribute, too.
+    """
+
+    shows = True
 
     def __init__(self, offers: Offers) -> None:
         self.names = frozenset(offers)
@@ -66,14 +81,14 @@ def cheaper_remedies(
     computes = max(microbatches * speed.per_microbatch for speed in speeds)
     arrives = max(speed.seconds(microbatches) for speed in speeds)
     if stages > 1:
-        slack = computes + step, "a schedule hides waiting, not compute"
+        slack = computes + step, ONLY_WAITING
         routes = None, "it is not used together with shares of microbatches"
     else:
-        slack = arrives + step, "one stage never waits for another"
+        slack = arrives + step, ONE_STAGE
         routes = None, "it needs at least 2 stages"
     return (
         Remedy(ORDER, *slack),
-        Remedy(COLLECTIVE, arrives, "they hide communication, not compute"),
+        Remedy(COLLECTIVE, arrives, ONLY_COMMUNICATION),
         Remedy(ROUTES, *routes),
     )
 
@@ -101,7 +116,7 @@ def known_remedies(
     for name, bound in least.items():
         if name not in offered.names:
             found.append(Remedy(name, None, "not allowed, or not possible here"))
-        elif measured:
+        elif measured and (offered.shows or offered.leaves(name) is None):
             found.append(Remedy(name, full, "measured, with what of it is in force"))
         elif (leaves := offered.leaves(name)) is not None:
             found.append(Remedy(name, leaves * full, "as its planner expects"))

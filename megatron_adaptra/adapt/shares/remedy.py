@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from megatron_adaptra.adapt.counts_vote import SYNC
 from megatron_adaptra.adapt.log import Decision, DecisionLog
-from megatron_adaptra.adapt.loop import ON_AGAIN, Offers, Proposed, Remedy, Vote
+from megatron_adaptra.adapt.loop import Offers, Proposed, Remedy, Vote
 from megatron_adaptra.adapt.shares.ladder import PATIENCE, Offered, cheaper_remedies, known_remedies
 from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial, in_words
 from megatron_adaptra.agree.bundle import Bundle
@@ -119,7 +119,6 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         self._rows: History[ReplicaRow] = History()  # of iterations whose seconds are known
         self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
-        self._held = ""  # the reason of a decision that waits until ranks act
 
     def runs(self, plan: SyncPlan) -> None:
         """Take note that all ranks run `plan` in the iteration that begins (training thread)."""
@@ -295,6 +294,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
 
         `share`: the best counts. `offered`: by the planners of cheaper remedies.
         """
+        offered.shows = self.acts
         measured = self._since is None or iteration - self._since >= PATIENCE
         # What a collective hides while a replica is late it does not hide when all are in time.
         step = max([share.step, *([median(self._usual)] if self._usual else [])])
@@ -323,8 +323,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         current = self._runs
         if current is None or current.full or not (self._speeds.known and self._rests):
             return None
-        if self.log.last is not None:
-            self._held = self.log.last.why
+        self._attempt.hold(self.log.last)
         share = share_by_speed(self._speeds.speeds(), current.microbatches, median(self._rests))
         full = SyncPlan.full_of(current.replicas, current.microbatches)
         return self._proposed(
@@ -333,12 +332,11 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         )  # fmt: skip
 
     def held(self, decision: ShareDecision) -> None:
-        self._held, self._attempt.again = decision.why, None
+        self._attempt.hold(decision)
         self._speeds.accept()
 
     def resume(self) -> None:
-        if self._held:
-            self._held, self._attempt.again = "", (0, f"{self._held}: {ON_AGAIN}")
+        self._attempt.resume()
 
     def switched(self, decision: ShareDecision, before: ShareDecision | None) -> None:
         self._speeds.accept()

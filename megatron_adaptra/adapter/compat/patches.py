@@ -106,6 +106,10 @@ def _collects(job: Job) -> bool:
     return job.runs and job.config.small_collectives != "off"
 
 
+def _ends_early(job: Job) -> bool:
+    return job.program and _collects(job) and not job.config.observes
+
+
 def _interleaves(job: Job) -> bool:
     return job.runs and job.chunks > 1
 
@@ -132,6 +136,7 @@ def _over_own_messages(job: Job) -> bool:
 
 _WITH_FLAG = "with --adaptra"  # the wrappers are there without it, too, and only call on
 _COLLECTS = "several stages, unless --adaptra-small-collectives off"
+_ENDS_EARLY = f"{_COLLECTS} or --adaptra-act observe"
 PATCHES: Mapping[str, Patch] = {
     "flags": Patch(
         _in("megatron.training.arguments", "parse_args"),
@@ -210,8 +215,7 @@ PATCHES: Mapping[str, Patch] = {
             "megatron.core.optimizer.optimizer:MegatronOptimizer.step",
         ),
         "sees what each step returns, to know it without asking the other stages",
-        Lasts.JOB, f"in Megatron's training program, {_COLLECTS}",
-        lambda job: job.program and _collects(job),
+        Lasts.JOB, f"in Megatron's training program, {_ENDS_EARLY}", _ends_early,
         feature="results of a step without asking the other stages",
         of="this training's optimizer",
     ),
@@ -222,16 +226,15 @@ PATCHES: Mapping[str, Patch] = {
             "reduce_max_stat_across_model_parallel_group",
         ),
         "answers at once what all stages know already",
-        Lasts.JOB, f"in Megatron's training program, {_COLLECTS}",
-        lambda job: job.program and _collects(job),
+        Lasts.JOB, f"in Megatron's training program, {_ENDS_EARLY}", _ends_early,
         feature="results of a step without asking the other stages",
     ),
     "reruns": Patch(
         _in(_RERUNS, "should_run_forward_backward"),
         "asks after an iteration, not in it, whether it has to run again",
         Lasts.JOB,
-        f"in Megatron's training program, with gradient clipping, {_COLLECTS}",
-        lambda job: job.program and job.clips and _collects(job),
+        f"in Megatron's training program, with gradient clipping, {_ENDS_EARLY}",
+        lambda job: job.clips and _ends_early(job),
         feature="reruns that nobody waits for",
         of="this process's state machine",
     ),

@@ -150,10 +150,10 @@ class Executor:
 
     def limits(self, case: Case) -> dict[str, str]:
         """Return why not, by feature that the job of a `case` asks this loop for; "" if it can."""
-        if not self.runs(case.arguments):
+        if not self.plans(case.arguments):
             return {}
         asked = [SPLIT] if case.ours.policy in ("adaptive", *SPLITTING) else []
-        asked += [RECOMPUTE] if case.ours.recompute else []
+        asked += [RECOMPUTE] if case.ours.recompute or case.ours.observes else []
         moves = case.ours.reroute == "auto" and self._context.replicas > 1
         asked += [MOVED] if moves else []
         return {feature: why_not(feature, case) for feature in asked}
@@ -175,6 +175,13 @@ class Executor:
         if reason := why_not(EXECUTOR, Case(config, arguments)):
             self._context.say(f"native engine: the executor does not support {reason}")
         return not reason
+
+    def plans(self, arguments: ScheduleArgs) -> bool:
+        """Return whether plans may be the executor's: it runs this call, or could."""
+        config = self._context.config
+        if config.observes:
+            return not why_not(EXECUTOR, Case(config, arguments))
+        return self.runs(arguments)
 
     def run(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Any:
         """Run one iteration; where ByteCounts asks for it, bytes of activations are counted.

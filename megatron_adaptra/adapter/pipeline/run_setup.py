@@ -16,6 +16,8 @@ from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
+from megatron_adaptra.adapt.schedules.advice import Advice
+from megatron_adaptra.adapt.schedules.decisions import WARMUP as WARMUP_DEPTHS
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.limits import (
@@ -60,7 +62,7 @@ class _Means:
     """A _Means lists the conditions that plans of a run are made for.
 
     `executes`: our executor runs the ops. `searches`: plans may have any order of ops. `pinned`:
-    the order has to stay Megatron's.
+    the order has to stay Megatron's. `could`: our executor could run the ops, but is not asked to.
     """
 
     microbatches: int
@@ -71,6 +73,7 @@ class _Means:
     executes: bool
     searches: bool
     pinned: bool
+    could: bool
 
 
 def start_run(
@@ -89,11 +92,12 @@ def start_run(
 
     `iteration`: the one to come. `stock_until`: before this one Megatron runs over its own
     messages, whatever the run begins with. `executes`: whether our executor runs the iterations, so
-    that the order may be any. `announce`: whether decisions are logged. `resumes`: this is the
-    job's first run, which begins with a checkpoint's plan if that fits. `watch`: of this rank's
-    ops; once it has met other ranks, this rank agrees to no other order. Collective: where the
-    start has failed on some rank there is no run, but the reason, the same everywhere, why Megatron
-    has to run the pipeline. Raises BadInput for a policy that the model does not allow.
+    that the order may be any, or could in a job that observes. `announce`: whether decisions are
+    logged. `resumes`: this is the job's first run, which begins with a checkpoint's plan if that
+    fits. `watch`: of this rank's ops; once it has met other ranks, this rank agrees to no other
+    order. Collective: where the start has failed on some rank there is no run, but the reason, the
+    same everywhere, why Megatron has to run the pipeline. Raises BadInput for a policy that the
+    model does not allow.
     """
     config, limits = context.config, wiring.plan_group.limits
     if config.policy in SPLITTING and SPLIT in limits:
@@ -102,6 +106,9 @@ def start_run(
     if pinned := why_not(ORDER, Case(config, arguments)):
         context.say(f"warmup stays as it is: {pinned}")
     pinned = pinned or limits.get(WARMUP, "")
+    # A job that observes plans as one does that acts: what needs the executor for routes alone.
+    could = executes and config.observes and (context.replicas == 1 or config.reroute != "auto")
+    executes = executes and not could
     means = _Means(
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
@@ -113,6 +120,7 @@ def start_run(
         # With chunks the order is Megatron's: dropout falls as it does there.
         searches=config.policy == "adaptive" and executes and chunks == 1,
         pinned=bool(pinned),
+        could=could,
     )
     new_message = message_of(arguments)
     controller, digest, reason = None, "", ""
@@ -259,13 +267,20 @@ def _loop(
         remedy = RouteRemedy(start, every, rule, log, workers, moves, diagnosis)
     else:
         remedy = PipelineRemedy(start, estimators[0], rule, log, workers, diagnosis)
+    if context.config.observes:
+        free = means.could and not (means.pinned or rule.fixed) and context.replicas == 1
+        kinds = (kind not in group.limits for kind in (SPLIT, RECOMPUTE))
+        remedy.advice = Advice(rule, free, *kinds)
     say = partial(_announce, context, context.job_replica)
     return Loop(remedy, announce=say if announce else None, acts=context.acts)
 
 
 def _announce(context: RankContext, replica: int | None, line: str) -> None:
     """Have rank 0 log a `line` on the plan of a `replica`; None where there is one plan."""
-    context.job_log.say(f"replica {replica}: {line}" if replica else line)
+    of_all = line == WARMUP_DEPTHS  # once for all of them
+    context.job_log.say(
+        line if of_all or not replica else f"replica {replica}: {line}", once=of_all
+    )
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:

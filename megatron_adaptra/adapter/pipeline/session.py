@@ -173,7 +173,7 @@ class Session:
         if run is None:
             return self._run_stock(function, arguments)
         data, homes, limits = None, self._homes, run.wiring.plan_group.limits
-        if ROUTES in limits:
+        if ROUTES in limits or run.stock:
             homes = None
         if homes is not None:
             data = homes.begin(only(arguments["data_iterator"]), run.microbatches)
@@ -411,7 +411,7 @@ class Session:
             stock_until = self._rehearsal.stock_until(self.iteration, arguments)
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration, stock_until=stock_until,
-            executes=self._executor.runs(arguments), announce=self.announce,
+            executes=self._executor.plans(arguments), announce=self.announce,
             # Replicas begin alike: each one's plan may be another.
             resumes=resumes and (self._watch is None or self._watch.watched),
             watch=self._watch,

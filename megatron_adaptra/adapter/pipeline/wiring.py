@@ -324,7 +324,8 @@ def open_wiring(
         wire=wire, job=str(group.serial), most=min(group.left) // GROUPS,
         within=group.members if context.device.behind else None, clock=context.device,
     )  # fmt: skip
-    collectives.active = not context.device.behind  # until a link is slow
+    collectives.active = not context.over_own_messages  # on GPUs until a link is slow
+    collectives.timed = context.over_own_messages
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()
     if config.small_collectives != "off":

@@ -118,7 +118,7 @@ class SmallCollective:
         tensor.copy_(result.view(tensor.shape))
 
     def watch(self, tensor: torch.Tensor, native: Native) -> Taken:
-        """Leave it to the backend, on a device. Returns a function that gives its seconds."""
+        """Leave it to the backend. Returns a function that gives its seconds."""
         self._calls += 1
         self._watched = True
         return self._through_backend(native, tensor)

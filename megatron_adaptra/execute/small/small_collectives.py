@@ -84,9 +84,9 @@ class SmallCollectives:
         self._within, self._clock = None if within is None else frozenset(within), clock
         self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
-        # While False all goes to torch; the same on all ranks. On a device it is timed then, so
-        # that its cost is known when it is needed.
-        self.active = True
+        # While False all goes to torch; the same on all ranks. It is timed then where `timed` is
+        # set, so that its cost is known when it is needed.
+        self.active, self.timed = True, clock.behind
         # While False all goes to torch, unwatched: a save or an evaluation may take long, and is as
         # stock does it. The same on all ranks at each call.
         self.in_step = True
@@ -154,7 +154,7 @@ class SmallCollectives:
         `ranks`: global ranks that all call it before the same operation; operations that others
         take part in are left alone.
         """
-        watched = not self.active and self._clock.behind
+        watched = not self.active and self.timed
         for one in self._all():
             if set(one.members) <= set(ranks):
                 one.measure_again(watched)
@@ -270,7 +270,7 @@ class SmallCollectives:
         self.wait_pending()
 
     def _watch(self, one: SmallCollective, tensor: torch.Tensor, native: Native) -> None:
-        """Leave it to the backend on a device, for now."""
+        """Leave it to the backend for now, and time it there."""
         start = time.monotonic()
         taken = one.watch(tensor, native)
         one.hidden |= self.hiding
@@ -279,8 +279,8 @@ class SmallCollectives:
         self._spans.append(span)
 
     def _leave(self, tensor: torch.Tensor, group: Any, call: Callable[[], Any]) -> Any:
-        """Leave an all-reduce to the backend for good; on a device, time it there."""
-        watched = self.in_step and self._clock.behind and self._by_training
+        """Leave an all-reduce to the backend for good; time it there where `timed` is set."""
+        watched = self.in_step and self.timed and self._by_training
         between = watched and self.members(group)
         if not between:
             return call()
@@ -312,7 +312,7 @@ class SmallCollectives:
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
         """Return the collective that serves a call across stages that is small enough, or None."""
-        served = self.in_step and (self.active or self._clock.behind)
+        served = self.in_step and (self.active or self.timed)
         if not (served and self._by_training):
             return None
         members = self.members(group)

@@ -106,10 +106,10 @@ class Output:
         else:
             self._folded.setdefault("record", []).append(line)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, about: str = "") -> None:
         """Add a note as Vote does: once."""
-        if text not in self._notes:
-            self._notes.add(text)
+        if (about or text) not in self._notes:
+            self._notes.add(about or text)
             self("notes", text)
 
     def publish(self, status: Mapping[str, Any]) -> None:

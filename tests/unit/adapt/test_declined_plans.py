@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from adapt import hand_fed, replica_job
+from adapt.golden_runs import Pipeline, caught
 from seeding import new_seed
 
 from megatron_adaptra.adapt.schedules.remedy import AGAIN, LEARN
@@ -78,3 +80,14 @@ def test_what_has_healed_is_looked_at_no_more(made: tuple[Job, Any]) -> None:
     job.train(2 * AGAIN)
     assert job.changes == {}, job.reasons
     assert len(searches) == before
+
+
+def test_a_link_that_flaps_gets_one_line(tmp_path: Path) -> None:
+    with caught() as out:
+        made = Pipeline(out, tmp_path)
+        made.loop.remedy.rule = replace(made.loop.remedy.rule, min_gain=0.9)
+        for seconds in (0.0, 40 * MS, 0.0, 60 * MS, 0.0, 80 * MS):
+            made.train(20, slow={(1, 2): seconds} if seconds else {})
+        made.close()
+    notes = [line for line in out.lines if "the plan in force stays" in line]
+    assert len(notes) == 1, notes

@@ -54,6 +54,20 @@ def test_with_nothing_cheaper_it_is_as_share(tmp_path: Path) -> None:
     assert first["measured_ms"] == pytest.approx(1050)
 
 
+def test_while_acting_is_off_what_routes_would_leave_counts_and_not_what_is_measured(
+    tmp_path: Path,
+) -> None:
+    routes = Planner()
+    job = VotedJob(4, log_of(tmp_path), offers={ROUTES: routes})
+    job.loop._acts = lambda: False
+    job.train(12)
+    job.train(4, {3: 2.0})
+    routes.answers(0.62)
+    assert set(job.train(2 * PATIENCE, {3: 2.0})) == {FULL}
+    job.close()
+    assert read_log(log_of(tmp_path)) == []
+
+
 def test_nobody_slow_changes_nothing_and_asks_for_nothing_but_offers(tmp_path: Path) -> None:
     job = VotedJob(4, log_of(tmp_path), offers={ROUTES: Planner(), COLLECTIVE: Planner()})
     assert set(job.train(40)) == {FULL}

@@ -51,12 +51,14 @@ def test_rank_0_writes_the_lines_and_events_of_all(tmp_path: Path) -> None:
     for n in range(1, 151):  # more than come in one look
         logs[1 + n % 2].say(f"line {n}", {"n": n})
     assert written[0].wait(151) == ["first", *(f"line {n}" for n in range(1, 151))]
+    for log in logs:
+        log.say("what a word means", once=True)
     logs[2].say("at the end", {"n": 151})
     logs[1].end_here()
     logs[1].say("too late for others", {"n": 152})
     for log in (*logs[1:], logs[0]):
         log.close()
-    assert written[0].lines[-1] == "at the end"
+    assert written[0].lines[151:] == ["what a word means", "at the end"]
     assert (written[1].lines, written[2].lines) == (["too late for others"], [])
     assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == list(range(152))
 
