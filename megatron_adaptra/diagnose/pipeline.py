@@ -31,8 +31,8 @@ from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
 
 # Shares of its iterations that a rank waits for batches: from the first on its loader is slow, and
-# below the second it is well again. Reading what others have prepared takes a hundredth, and almost a tenth
-# where small models train on CPUs. A single batch may be late, as the first of a file.
+# below the second it is well again. Reading what others have prepared takes a hundredth, and almost
+# a tenth where small models train on CPUs. A single batch may be late, as the first of a file.
 LOADING, LOADING_WELL = 0.15, 0.1
 LOOKED_AT, MOST = 5, 4  # iterations that are looked at, and how many of them have to agree
 LOOKS = 24  # iterations from its first slow one on, in which a link's bandwidth gets known

@@ -84,7 +84,7 @@ PERIOD = f"@{BEGIN}..{END}"
     [
         (f"loader:1:40ms{PERIOD}", 2, (), "data loader", {1}),
         (f"garbage:turns:120ms{PERIOD}", 2, (), "garbage collection", {0, 1}),
-        ("", 3, (*THREE, "--adaptra-emulate-worker", f"0.1:6x@..{END}"), "slow worker", {1}),
+        ("", 3, (*THREE, "--adaptra-emulate-worker", f"0.1:6x@0..{END}"), "slow worker", {1}),
         (f"garbage:all:120ms{PERIOD}", 2, (), "", set()),
     ],
     ids=["a loader", "garbage by turns", "a worker from the start", "garbage all at once"],
