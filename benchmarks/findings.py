@@ -155,7 +155,8 @@ class Case:
         if not right:
             return f"a {opened[0]['what']} is found" if opened else "nothing is found"
         if len(opened) > 1:
-            return "found twice" if len(right) > 1 else "something else is found, too"
+            other = next((e["what"] for e in opened if e not in right), "")
+            return f"a {other} is found, too" if other else "found twice"
         if right[0]["found"] - self.begin >= IN_TIME_OF.get(self.kind, IN_TIME):
             return "found late"
         if self.kind == THIN_LINK and not any(e["what"] == THIN_LINK for e in events):
@@ -208,7 +209,7 @@ def main() -> None:
     runs = [run for run in runs if len(run.iterations) > BEFORE + SLOW + AFTER + 2]
     iterations = sum(len(run.iterations) for run in runs)
     print(f"seed {options.seed}; {len(runs)} runs, {iterations} iterations\n")
-    table = Table("Named rightly", ("slow", "cases", "right", "after iterations", "wrong"))
+    rows: list[tuple[str, ...]] = []
     for kind in (LINK, THIN_LINK, WORKER, FIRST, STAGE, LOADER, GARBAGE, HOST, HEALTHY):
         if not fitting(kind, runs):
             print(f"no record fits a {kind}")
@@ -226,8 +227,9 @@ def main() -> None:
         wrong = ", ".join(f"{count} {what}" for what, count in faults.most_common()) or "none"
         soon = f"{median(after):g} (at most {max(after)})" if after else ""
         share = f"{right} ({right / options.cases:.1%})"
-        table.add(kind, str(options.cases), share, soon, wrong)
-    print(markdown(table))
+        rows.append((kind, str(options.cases), share, soon, wrong))
+    columns = ("slow", "cases", "right", "after iterations", "wrong")
+    print(markdown(Table("Named rightly", columns, rows)))
 
 
 if __name__ == "__main__":

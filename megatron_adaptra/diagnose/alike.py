@@ -13,10 +13,10 @@ SLOW, WELL = 1.5, 1.25
 
 
 class AlikeStages:
-    """Compares each of so many `stages` with others of the same layers, but for first and last.
+    """An AlikeStages compares each of so many `stages` with others of the same layers.
 
-    These have work of their own besides, an embedding and a loss, so that they prove nothing by
-    being slow. A stage that takes clearly longer than they do is slow for certain.
+    First and last are not called slow: they have an embedding and a loss besides, and prove nothing
+    by being slow. A stage that takes clearly longer than they do is slow for certain.
 
     `slow`, `well`: by stage, the Sights of a MostlyWatch of how many times as long as others it
     takes.
@@ -31,10 +31,11 @@ class AlikeStages:
         self, iteration: int, took: Mapping[int, float], layers: Mapping[int, str],
         waits: Callable[[int], float],
     ) -> None:  # fmt: skip
-        """Take the seconds of a microbatch in an `iteration`, by stage.
+        """Take an `iteration`.
 
-        `layers`: by stage, see StageReport. `waits`: returns what ops of a stage wait for cores,
-        per second that they compute: those that share caches compute longer, too.
+        `took`: seconds of a microbatch, by stage. `layers`: by stage, see StageReport. `waits`:
+        returns what ops of a stage wait for cores, per second that they compute: those that share
+        caches compute longer, too.
         """
         for stage, watch in self._watches.items():
             same = [s for s in took if s != stage and layers[s] and layers[s] == layers.get(stage)]

@@ -181,8 +181,9 @@ class Finding:
     def _where(self) -> str:
         names = [place.in_words() for place in self.places]
         workers = [place.worker for place in self.places if place.worker]
-        text = " to ".join(names) if self.kind in (LINK, THIN_LINK) else ", ".join(names)
-        return text + (f" ({' -> '.join(workers)})" if workers else "")
+        link = self.kind in (LINK, THIN_LINK)
+        text = (" to " if link else ", ").join(names)
+        return text + (f" ({(' -> ' if link else ', ').join(workers)})" if workers else "")
 
     def _now(self) -> str:
         about = KINDS[self.kind]

@@ -42,10 +42,7 @@ class GarbageWatch:
         self._rows: deque[_Row] = deque(maxlen=WINDOW)
 
     def update(self, iteration: int, took: float, collecting: Mapping[int, float]) -> None:
-        """Take the CPU seconds of collections in an `iteration`, by worker.
-
-        `took`: the seconds of the iteration.
-        """
+        """Take an `iteration` that `took` so many seconds; `collecting`: CPU seconds, by worker."""
         self.over = None
         self._rows.append(_Row(iteration, took, collecting))
         typical = median(row.took for row in self._rows)

@@ -26,7 +26,7 @@ class Changes(NamedTuple):
 
 
 class _Factors:
-    """Follows which of so many `stages` times `replicas` are slow, as SlowWorkers finds them.
+    """A _Factors follows which of `stages` times `replicas` are slow, as SlowWorkers finds them.
 
     `least`: times as long as normally, from which on they are.
     """
@@ -60,10 +60,10 @@ class _Factors:
 
 
 class WorkerDiagnosis:
-    """A diagnosis finds slow workers of so many `stages` and `replicas`, and slow stages.
+    """A diagnosis finds slow workers, at `places`, of so many `stages` and `replicas`.
 
-    Workers of several replicas are compared with each other; what all of a stage share is found as
-    what a single worker has: by its past, and by other stages with the same layers.
+    Workers of several replicas are compared with each other. A whole stage is found to be slow as a
+    single worker is: by its past, and by other stages with the same layers.
     """
 
     def __init__(self, places: Places, stages: int, replicas: int) -> None:

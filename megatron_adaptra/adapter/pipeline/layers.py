@@ -1,4 +1,4 @@
-"""What a stage's decoder layers are: stages with equal ones run the same."""
+"""The decoder layers of a stage: stages with equal ones run the same."""
 
 from __future__ import annotations
 

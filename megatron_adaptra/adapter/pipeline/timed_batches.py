@@ -11,7 +11,7 @@ from megatron_adaptra.execute.guarded_probe import GuardedProbe
 
 
 class TimedBatches(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """A data iterator of Megatron's, to all who look, whose `probe` notes each wait for a batch."""
+    """A timed iterator looks like Megatron's `iterator`; its `probe` notes waits for batches."""
 
     def __init__(self, iterator: Any, probe: GuardedProbe) -> None:
         super().__init__(iterator)
@@ -29,9 +29,9 @@ class TimedBatches(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
 
 def timed(arguments: ScheduleArgs, probe: GuardedProbe) -> ScheduleArgs:
-    """Return the `arguments` of Megatron's schedule with its iterators timed, one or one per chunk.
+    """Return the `arguments` of Megatron's schedule with its iterators timed, by the `probe`.
 
-    Whatever else a script hands over stays as it is.
+    There is one, or a list of one per chunk. Whatever else a script hands over stays as it is.
     """
     given = arguments.get("data_iterator")
     each = given if isinstance(given, list) else [given]
