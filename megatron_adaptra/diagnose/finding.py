@@ -84,16 +84,22 @@ _MESSAGE = "a message takes {takes:.3g} ms"
 _TIMES = "a microbatch takes {takes:.1f} times as long as normally"
 _WELL = "a microbatch takes as long as normally"
 _WAITS = "ops wait for a core {takes:.1f} times as long as they compute"
+_LOADS = "its iterations wait {takes:.3g} ms for batches"
+_COLLECTS = "ranks collect garbage in different iterations, {takes:.3g} ms per iteration"
 _ENDS = "adaptra doctor on both hosts: "
 LINK, THIN_LINK, PORT, WORKER, HOST = (
     "slow link", "thin link", "thin port", "slow worker", "busy host",
 )  # fmt: skip
+LOADER, GARBAGE, STAGE = "data loader", "garbage collection", "slow stage"
 KINDS = {
     LINK: About(_MESSAGE, _MESSAGE, True, f"{_ENDS}routes, cables, traffic shapers"),
     THIN_LINK: About(_MESSAGE, _MESSAGE, True, f"{_ENDS}link speed, errors, MTU"),
     PORT: About(_MESSAGE, _MESSAGE, True, "adaptra doctor there: port speed, who else sends"),
     WORKER: About(_TIMES, _WELL, False, "clocks, temperature and other users of its device"),
     HOST: About(_WAITS, _WAITS, False, "what else runs on this host"),
+    LOADER: About(_LOADS, _LOADS, True, "--num-workers, the storage, what a sample takes to read"),
+    GARBAGE: About(_COLLECTS, _COLLECTS, True, "--manual-gc --manual-gc-interval N: all at once"),
+    STAGE: About(_TIMES, _WELL, False, "what all replicas of the stage share: a rack, a switch"),
 }
 
 
@@ -175,8 +181,9 @@ class Finding:
     def _where(self) -> str:
         names = [place.in_words() for place in self.places]
         workers = [place.worker for place in self.places if place.worker]
-        text = " to ".join(names) if self.kind in (LINK, THIN_LINK) else ", ".join(names)
-        return text + (f" ({' -> '.join(workers)})" if workers else "")
+        link = self.kind in (LINK, THIN_LINK)
+        text = (" to " if link else ", ").join(names)
+        return text + (f" ({(' -> ' if link else ', ').join(workers)})" if workers else "")
 
     def _now(self) -> str:
         about = KINDS[self.kind]

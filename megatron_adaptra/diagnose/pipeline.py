@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -11,24 +10,31 @@ from typing import Protocol
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import (
+    GARBAGE,
     HOST,
     LINK,
+    LOADER,
     PORT,
     THIN_LINK,
-    WORKER,
     Finding,
+    Place,
     Places,
     Worker,
 )
-from megatron_adaptra.diagnose.watch import LinkWatch, Queue, Samples, Sight
+from megatron_adaptra.diagnose.garbage import GarbageWatch
+from megatron_adaptra.diagnose.watch import LinkWatch, MostlyWatch, Queue, Sight
+from megatron_adaptra.diagnose.workers import WorkerDiagnosis
 from megatron_adaptra.measure.core_use import OwnCores, queue_share
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_delay import Link
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
 
-SLOW_ALONE = 1.5  # times as long as before, from which on a worker without peers is slow
+# Shares of its iterations that a rank waits for batches: from the first on its loader is slow, and
+# below the second it is well again. Reading what others have prepared takes a hundredth, and almost
+# a tenth where small models train on CPUs. A single batch may be late, as the first of a file.
+LOADING, LOADING_WELL = 0.15, 0.1
+LOOKED_AT, MOST = 5, 4  # iterations that are looked at, and how many of them have to agree
 LOOKS = 24  # iterations from its first slow one on, in which a link's bandwidth gets known
 THIN_SHARE = 0.5  # of what a link takes beyond the normal, from which on it is for its bytes
 
@@ -66,14 +72,13 @@ class PipelineDiagnosis:
         self._stages = len(workers) // replicas
         self._places = Places(workers, self._stages, replica)
         self._links: dict[Link, LinkWatch] = {}
-        self._slow = SlowWorkers(self._stages, self._replicas)
-        self._least = SLOW if self._replicas > 1 else SLOW_ALONE
+        self._workers = WorkerDiagnosis(self._places, self._stages, replicas)
+        self._loaders: dict[int, MostlyWatch] = {}  # by worker that reads batches
+        self._garbage = GarbageWatch()
         self._cores: OwnCores | None = None
         self._thin: set[Link] = set()
         self._ports: dict[int, set[Link]] = {}  # by worker whose port is thin, its links
         self._queues = {host: Queue() for host in {worker.host for worker in workers}}
-        self._samples = [Samples() for _ in workers]
-        self._workers: dict[int, Sight] = {}
         self._over = False  # it has failed
 
     def update(
@@ -110,7 +115,10 @@ class PipelineDiagnosis:
         now: dict[Hashable, Finding] = {}
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
-        now |= self._of_workers(iteration, self._cores.of(rows))
+        alone = {worker: report.of_ops_alone() for worker, report in rows.items()}
+        now |= self._workers.update(iteration, self._cores.of(alone), self._waits)
+        now |= self._of_loaders(iteration, rows)
+        now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
 
     def answers(self, change: Subjects) -> list[str]:
@@ -131,7 +139,7 @@ class PipelineDiagnosis:
         found: dict[Hashable, Finding] = {}
         for link, sight in sorted(well.items(), key=lambda item: -item[1].now):
             if link[::-1] not in slow:
-                found[frozenset(link)] = self._finding(LINK, link, sight, until=sight.since)
+                found[frozenset(link)] = self._finding(LINK, link, sight, over=True)
         self._look_at_bytes(iteration, slow, estimator)
         for link, sight in sorted(slow.items(), key=lambda item: item[1].now):
             kind = THIN_LINK if link in self._thin else LINK
@@ -157,7 +165,7 @@ class PipelineDiagnosis:
         for pair in covers:
             found.pop(pair, None)
         at = self._places.at(port, worst[0] if worst[1] == port else worst[1])
-        one = self._finding(PORT, worst, sights[worst], None if still else sights[worst].since)
+        one = self._finding(PORT, worst, sights[worst], over=not still)
         return {("port", port): replace(one, places=(at,), covers=covers)}
 
     def _look_at_bytes(
@@ -183,44 +191,42 @@ class PipelineDiagnosis:
                 if ports := [end for end in link if conditions.port(end) > 0]:
                     self._ports.setdefault(ports[0], set()).add(link)
 
-    def _finding(self, kind: str, link: Link, sight: Sight, until: int | None = None) -> Finding:
-        since = sight.since if until is None else -1
+    def _finding(self, kind: str, link: Link, sight: Sight, over: bool = False) -> Finding:
         a, b = link
-        places = (self._places.at(a, b), self._places.at(b, a))
-        return Finding(
-            kind, places, since, sight.now, sight.normal, sight.agree, sight.samples, until=until
-        )
+        return _seen(kind, (self._places.at(a, b), self._places.at(b, a)), sight, over)
 
-    def _of_workers(
+    def _of_loaders(
         self, iteration: int, rows: Mapping[int, StageReport]
     ) -> dict[Hashable, Finding]:
-        walls = {worker: report.wall for worker, report in rows.items()}
-        self._slow.update(walls)
-        for worker, log in self._slow.logs.items():
-            self._samples[worker].add(iteration, log)
-        self._slow.accept()
+        for worker, report in rows.items():
+            if report.loading is None or not report.seconds:
+                continue
+            watch = self._loaders.setdefault(worker, MostlyWatch(LOOKED_AT, MOST, 0.0))
+            seconds = (1 + self._waits(worker)) * report.seconds  # on a busy host all takes longer
+            watch.update(iteration - 1, report.loading, LOADING * seconds, LOADING_WELL * seconds)
         found: dict[Hashable, Finding] = {}
-        for worker, factor in self._slow.factors().items():
-            before = self._workers.get(worker)
-            # Ops that share a core with others' compute longer, too: caches and clocks are shared.
-            waits = self._queues[self._places.workers[worker].host].typical
-            least = self._least * (1 + waits)
-            if factor >= (least if before is None else min(least, SLOW)):
-                sight = Sight(factor, 1.0, *self._samples[worker].since(0.0, math.log(factor)))
-                if before is not None:
-                    sight = sight._replace(since=before.since)
-                self._workers[worker] = sight
-                found[worker] = Finding(
-                    WORKER, (self._places.at(worker),), sight.since, factor, 1.0, sight.agree,
-                    sight.samples,
-                )  # fmt: skip
-            elif before is not None:
-                del self._workers[worker]
-                until, *_ = self._samples[worker].since(math.log(before.now), 0.0)
-                found[worker] = Finding(
-                    WORKER, (self._places.at(worker),), -1, 1.0, 1.0, until=until
-                )
+        for worker, watch in self._loaders.items():
+            if (sight := watch.slow or watch.well) is not None:
+                at, over = self._places.at(worker), watch.slow is None
+                found["loader", worker] = _seen(LOADER, (at,), sight, over)
         return found
+
+    def _of_garbage(
+        self, iteration: int, rows: Mapping[int, StageReport]
+    ) -> dict[Hashable, Finding]:
+        known = {w: r.collecting for w, r in rows.items() if r.collecting is not None}
+        took = [report.seconds for report in rows.values() if report.seconds]
+        watch = self._garbage
+        if known and took:
+            watch.update(iteration - 1, max(took), known)
+        if (sight := watch.busy or watch.over) is None:
+            return {}
+        places = tuple(map(self._places.at, watch.workers))
+        return {"garbage": _seen(GARBAGE, places, sight, watch.busy is None)}
+
+    def _waits(self, worker: int) -> float:
+        """Return what ops on the host of a `worker` wait for a core, per second they compute."""
+        return self._queues[self._places.workers[worker].host].typical
 
     def _of_hosts(self, iteration: int, rows: Mapping[int, StageReport]) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}
@@ -233,8 +239,13 @@ class PipelineDiagnosis:
             sight = queue.busy or queue.over
             if sight is not None:
                 places = tuple(self._places.at(worker) for worker in here)
-                found["host", host] = Finding(
-                    HOST, places, sight.since, sight.now, sight.normal, sight.agree, sight.samples,
-                    until=None if queue.busy else sight.since,
-                )  # fmt: skip
+                found["host", host] = _seen(HOST, places, sight, queue.busy is None)
         return found
+
+
+def _seen(kind: str, places: tuple[Place, ...], sight: Sight, over: bool) -> Finding:
+    """Make the finding of a `sight`; `over`: it is the one that shows that all is well."""
+    since, until = (-1, sight.since) if over else (sight.since, None)
+    return Finding(
+        kind, places, since, sight.now, sight.normal, sight.agree, sight.samples, until=until
+    )

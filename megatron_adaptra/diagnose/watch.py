@@ -92,6 +92,49 @@ class LinkWatch:
             self.slow, self.well = None, sight
 
 
+class MostlyWatch:
+    """A watch follows a value that may differ from iteration to iteration: most of the last count.
+
+    Args:
+        looked_at, most: of so many last iterations, so many have to agree.
+        normal: the value that is taken for normal until another one is known.
+
+    `slow`, `well`: see LinkWatch.
+    """
+
+    def __init__(self, looked_at: int, most: int, normal: float) -> None:
+        self.slow: Sight | None = None
+        self.well: Sight | None = None
+        self._most, self._normal = most, normal
+        self._last: deque[tuple[float, bool, bool]] = deque(maxlen=looked_at)
+        self._calm: deque[float] = deque(maxlen=KEPT_SAMPLES)
+        self._samples = Samples()
+
+    def update(self, iteration: int, value: float, least: float, over: float) -> None:
+        """Take the `value` of an `iteration`: slow from `least` on, well below `over`."""
+        self.well = None
+        self._samples.add(iteration, value)
+        self._last.append((value, value >= least, value < over))
+        if value < over:
+            self._calm.append(value)
+        now = median(value for value, *_ in self._last)
+        normal = median(self._calm) if self._calm else self._normal
+        if sum(slow for _, slow, _ in self._last) >= self._most:
+            if self.slow is None:
+                self.slow = Sight(now, normal, *self._samples.since(normal, now))
+            since, normal = self.slow.since, self.slow.normal
+            agree, samples = self._samples.since(normal, now)[1:]
+            self.slow = Sight(now, normal, since, agree, samples)
+        elif self.slow is not None and sum(well for *_, well in self._last) >= self._most:
+            before = self.slow.now
+            self.slow, self.well = None, Sight(now, normal, *self._samples.since(before, now))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._last.clear()
+        self.slow = None
+
+
 class Queue:
     """A queue follows how long the ops on one host wait for a core, per second that they compute.
 

@@ -23,6 +23,8 @@ class GuardedProbe:
         self.op_begins = guard.method(probe, Probe.op_begins)
         self.op_ends = guard.method(probe, Probe.op_ends)
         self.waited = guard.method(probe, Probe.waited)
+        self.loads = guard.method(probe, Probe.loads)
+        self.loaded = guard.method(probe, Probe.loaded)
         self.asks = guard.method(probe, Probe.asks)
         self.answered = guard.method(probe, Probe.answered)
         self.arrived = guard.method(probe, Probe.arrived)

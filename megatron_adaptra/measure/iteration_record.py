@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.measure.link_delay import larger, link_sample
 from megatron_adaptra.measure.port_use import port_use
-from megatron_adaptra.measure.report import Collective, Memory, StageReport, Step, StockOp
+from megatron_adaptra.measure.report import Collective, Memory, OpAlone, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
 
@@ -22,6 +22,8 @@ class OpTime(NamedTuple):
     `asked`: when the host called for them; `lag`: seconds from when the call was answered until the
     host launched the op. `queued`: seconds that the thread waited for a core; None where that is
     not known. `waited`: seconds of waiting for other replicas, which may be later than this one.
+    `aside`, `aside_cpu`: seconds of waiting for batches and of collecting garbage, and the CPU
+    seconds of both.
     """
 
     op: Op
@@ -32,6 +34,14 @@ class OpTime(NamedTuple):
     lag: float = 0.0
     queued: float | None = None
     waited: float = 0.0
+    aside: float = 0.0
+    aside_cpu: float = 0.0
+
+    @property
+    def alone(self) -> OpTime:
+        """The op without what was aside."""
+        cpu = max(0.0, self.cpu - self.aside_cpu)
+        return self._replace(end=max(self.start, self.end - self.aside), cpu=cpu)
 
     @property
     def own(self) -> float:
@@ -74,8 +84,9 @@ class IterationRecord:
 
     `cpu`: CPU seconds of the whole process between the first op and the last one. `stock`:
     Megatron's own messages were used, so that `messages` is empty. `probed`: source and stamps of
-    what was sent only to measure a link. `through`: see LinkSample, by source; `met`: see
-    StageReport. `unusable`: why its times mean nothing.
+    what was sent only to measure a link. `through`: see LinkSample, by source; `met`, `loading`,
+    `collecting`, `layers`: see StageReport, but of this iteration. `unusable`: why its times mean
+    nothing.
     """
 
     worker: int
@@ -92,6 +103,9 @@ class IterationRecord:
     through: Mapping[int, str] = field(default_factory=dict)
     unusable: str = ""
     met: str = ""
+    loading: float | None = None
+    collecting: float | None = None
+    layers: str = ""
 
     def report(self, before: IterationRecord | None = None) -> StageReport:
         """Return the small message to the leader; `before`: the previous record, for its step."""
@@ -122,7 +136,19 @@ class IterationRecord:
             step=before.step if before and ended else None,
             seconds=before.end - before.begin if before and ended else None,
             met=self.met,
+            loading=before.loading if before and ended else None,
+            collecting=before.collecting if before and ended else None,
+            alone=self._alone(),
+            layers=self.layers,
         )
+
+    def _alone(self) -> dict[str, OpAlone]:
+        if not any(o.aside for o in self.ops):
+            return {}
+        other = replace(self, ops=[o.alone for o in self.ops])
+        wall, cpu = other._seconds("wall"), other._seconds("cpu")
+        idle = other._seconds("idle") if self._counted else dict.fromkeys(wall, 0.0)
+        return {kind: OpAlone(wall[kind], cpu[kind], idle[kind]) for kind in wall}
 
     @property
     def sources(self) -> set[int]:

@@ -11,13 +11,17 @@ from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.measure.core_wait import CoreWait
+from megatron_adaptra.measure.garbage_time import GarbageTime
 from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationRecord, OpTime
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
 UNREAD = 32  # halves of iterations whose times may still be unknown
-# An op, its start and its end, and what is known of it at once, as in an OpTime from `cpu` on.
-_Marks = tuple[Op, Mark, Mark, float, float, float, float | None, float]
+# An op, its start and its end, what is known of it at once, as in an OpTime from `cpu` to `waited`,
+# starts and ends of waits for batches, and seconds and CPU seconds aside that have no marks.
+_Marks = tuple[
+    Op, Mark, Mark, float, float, float, float | None, float, list[tuple[Mark, Mark]], float, float
+]
 
 
 class Probe:
@@ -40,15 +44,24 @@ class Probe:
         self._op_cpu = self._process = 0.0
         self._op_queued: float | None = None
         self._waited = 0.0  # for other replicas, in the op under way
+        self._garbage = GarbageTime()
+        self._collected = self._op_collected = 0.0  # before this iteration; in this thread's ops
+        self._batches: list[tuple[Mark, Mark]] = []  # waits for them in the op under way, ...
+        self._batch_cpu = 0.0  # ... and their CPU seconds
+        self._load: tuple[Mark, float, float | None, float] = self._start, 0.0, None, 0.0
         self._over = self._begin.recorded  # when the last op was launched
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
     def close(self) -> None:
-        """Close the open file; to be called on the thread that has run the ops."""
+        """Close what is open; to be called on the thread that has run the ops."""
         self._core_wait.close()
+        self._garbage.close()
 
     def begin(self, iteration: int, stock: bool = False) -> None:
         """Start the record of `iteration`; `stock`: True where it uses Megatron's own messages."""
+        collected = self._garbage.total
+        self.record.collecting = collected - self._collected
+        self._collected = collected
         self.record = IterationRecord(self.worker, iteration, stock=stock)
         self._marks = []
         self._process = time.process_time()
@@ -60,6 +73,24 @@ class Probe:
         """Note that an op starts."""
         self._start, self._op_cpu, self._op_queued = self._mark(), self._cpu(), self._queued()
         self._waited = 0.0
+        self._batches, self._batch_cpu = [], 0.0
+        self._op_collected = self._garbage.own
+
+    def loads(self) -> None:
+        """Note that a batch is asked for."""
+        self._load = self._mark(), self._cpu(), self._queued(), self._garbage.own
+
+    def loaded(self) -> None:
+        """Note that the batch is there."""
+        began, cpu, before, collected = self._load
+        ended, queued = self._mark(), self._queued()
+        collected = self._garbage.own - collected
+        other = collected + (queued - before if queued is not None and before is not None else 0.0)
+        seconds = max(0.0, ended.recorded - began.recorded - other)
+        self.record.loading = (self.record.loading or 0.0) + seconds
+        self._batches.append((began, ended))
+        self._batch_cpu += self._cpu() - cpu
+        self._op_collected += collected  # counts as waiting already
 
     def waited(self, seconds: float) -> None:
         """Note that the op under way has waited for other replicas for so many `seconds`."""
@@ -72,7 +103,12 @@ class Probe:
             queued = None if before is None else queued - before
         lag = self._start.recorded - self._answered if self._asked else 0.0
         end = self._mark()
-        self._marks.append((op, self._start, end, cpu, self._asked, lag, queued, self._waited))
+        # A device goes on meanwhile.
+        collected = 0.0 if self.clock.behind else self._garbage.own - self._op_collected
+        self._marks.append(
+            (op, self._start, end, cpu, self._asked, lag, queued, self._waited, self._batches,
+             collected, self._batch_cpu + collected)
+        )  # fmt: skip
         self._asked = 0.0
 
     def asks(self) -> None:
@@ -153,13 +189,17 @@ def _read_ops(
         record.ops = []
     else:
         record.ops = [
-            OpTime(op, a, b, cpu, asked, lag, queued, waited)
-            for (op, _, _, cpu, asked, lag, queued, waited), a, b in zip(
-                marks, known[1::2], known[2::2], strict=True
-            )
+            OpTime(mark[0], a, b, *mark[3:8], aside=_between(mark[8]) + mark[9], aside_cpu=mark[10])
+            for mark, a, b in zip(marks, known[1::2], known[2::2], strict=True)
         ]
     record.begin = begin.recorded if at is None else at
     return True
+
+
+def _between(pairs: Sequence[tuple[Mark, Mark]]) -> float:
+    """Return the seconds from the first to the second mark of all `pairs`; 0 where not known."""
+    known = [(begin.at(), end.at()) for begin, end in pairs]
+    return sum(b - a for a, b in known if a is not None and b is not None)
 
 
 def _read_end(record: IterationRecord, end: Mark) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.measure.link_fit import Sample
 from megatron_adaptra.measure.port_use import PortUse
 
-VERSION = 8
+VERSION = 9
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -68,6 +68,17 @@ class StockOp(NamedTuple):
     lag: float
 
 
+class OpAlone(NamedTuple):
+    """An op alone holds `wall`, `cpu` and `idle` of a StageReport without what was beside the op.
+
+    That is waiting for batches and collecting garbage. `idle`: 0 where it is not known.
+    """
+
+    wall: float
+    cpu: float
+    idle: float
+
+
 @dataclass(frozen=True)
 class LinkSample:
     """A link sample holds what came from one worker in an iteration; see link_delay for seconds.
@@ -100,7 +111,10 @@ class StageReport:
     where Megatron's own messages were used, else None. `memory`: None where nothing
     was counted. `step`, `seconds`: the step and the whole of the iteration before, since this one
     has not ended when it is reported; None where they are not known. `met`: how its ops have met
-    ranks that may be at other ops; "" where they have not.
+    ranks that may be at other ops; "" where they have not. `loading`, `collecting`: the seconds
+    that the iteration before waited for batches, but not for a core, and CPU seconds of its garbage
+    collections; None where it has read no batch, and where they are not known. `alone`: by kind of
+    op, where ops have done either. `layers`: equal on stages that run the same; "" if unknown.
     """
 
     worker: int
@@ -118,6 +132,21 @@ class StageReport:
     queued: Mapping[str, float] = field(default_factory=dict)
     idle: Mapping[str, float] = field(default_factory=dict)
     met: str = ""
+    loading: float | None = None
+    collecting: float | None = None
+    alone: Mapping[str, OpAlone] = field(default_factory=dict)
+    layers: str = ""
+
+    def of_ops_alone(self) -> StageReport:
+        """Return the report as if no op had waited for batches, or collected garbage."""
+        if not self.alone:
+            return self
+        wall = {kind: op.wall for kind, op in self.alone.items()}
+        cpu = {kind: op.cpu for kind, op in self.alone.items()}
+        idle = {kind: op.idle for kind, op in self.alone.items()} if self.idle else {}
+        return replace(
+            self, wall={**self.wall, **wall}, cpu={**self.cpu, **cpu}, idle={**self.idle, **idle}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump, which `from_json` reads."""

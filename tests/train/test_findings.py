@@ -11,18 +11,24 @@ from typing import Any
 import jsonschema
 import pytest
 from patience import decided
-from trainings import needs_training, train
+from running import zygote
+from trainings import SCRIPT, needs_training, words_of
 
+SLOW_PARTS = str(SCRIPT.with_name("slow_parts_pretrain.py"))
 SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
 BEGIN, END = 6, 18  # iterations in which something is slow
 LENGTH = 44
 
 
-def found(folder: Path, ranks: int, *flags: str) -> tuple[list[dict[str, Any]], str]:
-    """The findings of a training, and what it printed."""
+def found(
+    folder: Path, ranks: int, *flags: str, rules: str = ""
+) -> tuple[list[dict[str, Any]], str]:
+    """The findings of a training, and what it printed. `rules`: see slow_parts_pretrain.py."""
     log = folder / "decisions.jsonl"
-    words = ("--pipeline-model-parallel-size", "2", "--adaptra", "--adaptra-decision-log", str(log))
-    done = train(folder, ranks, *words, *flags, iterations=LENGTH)
+    ours = ("--pipeline-model-parallel-size", "2", "--adaptra", "--adaptra-decision-log", str(log))
+    words = words_of(folder, ranks, *ours, *flags, iterations=LENGTH)
+    done = zygote(True).run(folder, [SLOW_PARTS, rules, *words], ranks=ranks, ends=True)
+    assert done.status == 0, done.text[-4000:]
     path = folder / "decisions.findings.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     schema = json.loads(SCHEMA.read_text())
@@ -66,3 +72,38 @@ def test_who_is_slow_is_named(
     lines = re.findall(rf"adaptra: {what}: rank (\d)", text)
     assert len(lines) == len(opened), "one line each"
     assert len(re.findall(rf"adaptra: recovered: .*the {what} was", text)) == len(closed)
+
+
+THREE = ("--num-layers", "6", "--pipeline-model-parallel-size", "3")
+PERIOD = f"@{BEGIN}..{END}"
+
+
+@needs_training
+@pytest.mark.parametrize(
+    ("rules", "ranks", "flags", "what", "named"),
+    [
+        (f"loader:1:40ms{PERIOD}", 2, (), "data loader", {1}),
+        (f"garbage:turns:120ms{PERIOD}", 2, (), "garbage collection", {0, 1}),
+        ("", 3, (*THREE, "--adaptra-emulate-worker", f"0.1:6x@0..{END}"), "slow worker", {1}),
+        (f"garbage:all:120ms{PERIOD}", 2, (), "", set()),
+    ],
+    ids=["a loader", "garbage by turns", "a worker from the start", "garbage all at once"],
+)
+def test_a_slow_part_of_a_rank_is_named(
+    rules: str, ranks: int, flags: tuple[str, ...], what: str, named: set[int], tmp_path: Path
+) -> None:
+    events, text = found(tmp_path, ranks, *flags, rules=rules)
+    events = [event for event in events if event["what"] != "busy host"]  # as others may make it
+    decided(f"nothing else is found: {events}", {event["what"] for event in events} <= {what})
+    states = [event["state"] for event in events if event["what"] == what]
+    decided(
+        f"it is opened once, and closed: {events}",
+        states == ["opened", "closed"][: 2 * bool(named)],
+    )
+    if not states:
+        return
+    opened, closed = events
+    assert {place["rank"] for place in closed["where"]} == named, text
+    begin = BEGIN if rules else 0
+    decided(f"since its first iterations: {opened}", begin - 1 <= opened["since"] <= begin + 2)
+    decided(f"it is found soon: {opened}", opened["found"] <= begin + 9)

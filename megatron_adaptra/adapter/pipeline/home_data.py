@@ -37,7 +37,7 @@ def unreadable(iterator: Any) -> str:
         return "a checkpoint's iteration is run again"  # whose batches no loader has given
     if iterator is None or reads_homes(iterator) or loader_of(iterator) is not None:
         return ""
-    given = type(getattr(iterator, "counted", iterator)).__name__  # see CountedBatches
+    given = getattr(iterator, "counted", iterator).__class__.__name__  # see CountedBatches
     return f"the data come from a {given}, not from Megatron's loader"
 
 

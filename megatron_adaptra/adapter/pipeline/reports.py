@@ -18,19 +18,20 @@ class Reports:
     """A Reports sends the leader what this rank has measured, once it is known.
 
     `records`: measurements of the iterations in `keep_records`. `counted`: iterations whose bytes
-    were counted.
+    were counted. `layers`: see StageReport.
     """
 
     def __init__(self, context: RankContext) -> None:
         self.keep_records: Container[int] = ()
         self.records: list[IterationRecord] = []
         self.counted: list[tuple[int, Memory]] = []
+        self.layers = ""
         self._context = context
         self._unsent: deque[tuple[Run, IterationRecord]] = deque()
 
     def add(self, run: Run, record: IterationRecord, met: str) -> None:
         """Take the `record` of an iteration of a `run`. `met`: see StageReport."""
-        record.met = met
+        record.met, record.layers = met, self.layers
         if record.memory is not None and record.memory.per_microbatch:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
         if record.iteration in self.keep_records:

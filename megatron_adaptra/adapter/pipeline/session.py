@@ -40,11 +40,13 @@ from megatron_adaptra.adapter.pipeline.engines import (
 )
 from megatron_adaptra.adapter.pipeline.hangs import watch_hangs
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
+from megatron_adaptra.adapter.pipeline.layers import layers_of
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
 from megatron_adaptra.adapter.pipeline.reports import Reports
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
+from megatron_adaptra.adapter.pipeline.timed_batches import timed
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.adapter.step.reruns import Reruns
@@ -172,6 +174,7 @@ class Session:
         run = self._run_for(arguments)
         if run is None:
             return self._run_stock(function, arguments)
+        arguments = self.guard.call(timed, arguments, self.context.probe) or arguments
         data, homes, limits = None, self._homes, run.wiring.plan_group.limits
         if ROUTES in limits or run.stock:
             homes = None
@@ -384,6 +387,7 @@ class Session:
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
         watch, context = self._watch, self.context
+        self.reports.layers = self.guard.call(layers_of, arguments) or ""
         case = Case(self.config, arguments, patches=self.patches)
         limits = {WARMUP: why_not(WARMUP, case), **self._executor.limits(case)}
         if self._homes is not None:

@@ -134,8 +134,8 @@ def test_a_line_that_was_cut_off_costs_that_line_alone(tmp_path: Path, cut: int)
     [
         ({"kind": "run", "iteration": 0, "version": VERSION + 1}, "line 4: a record of version 3"),
         ({"kind": "run", "iteration": 0, "version": None}, "a record of version None"),
-        ({"kind": "iteration", "iteration": 3, "at": 1.0, "reports": [{"version": 9}]},
-         "line 4: a report of version 9; this one reads 8"),
+        ({"kind": "iteration", "iteration": 3, "at": 1.0, "reports": [{"version": 10}]},
+         "line 4: a report of version 10; this one reads 9"),
         ({"kind": "iteration", "reports": []}, "line 4: KeyError('iteration')"),
         ([], "line 4"),
     ],

@@ -1,5 +1,6 @@
 """What a stage saw: reports and measured timelines."""
 
+import gc
 import json
 import threading
 import time
@@ -304,3 +305,39 @@ def test_records_are_whole_where_another_thread_reads_at_the_same_moment():
         assert record.known
         assert record.end
         assert len(record.ops) == 1
+
+
+def test_waits_for_batches_and_garbage_are_aside():
+    probe = Probe(0)
+    probe.begin(0)
+    probe.op_begins()
+    probe.loads()
+    time.sleep(0.05)
+    gc.collect()  # counts as garbage, not as waiting
+    probe.loaded()
+    gc.collect()
+    probe.op_ends(Op(F, 0))
+    first = probe.pipeline_ends()
+    probe.iteration_ends()
+    (op,) = first.ops
+    assert 0.045 <= first.loading <= op.aside <= op.end - op.start
+    probe.begin(1)
+    probe.op_begins()
+    probe.op_ends(Op(F, 0))
+    report = probe.pipeline_ends().report(first)
+    assert (report.loading, report.collecting) == (first.loading, first.collecting)
+    assert 0 < first.collecting <= op.aside_cpu + 1e-6
+    assert report.alone == {}, "this one has done neither"
+    assert probe.record.loading is None
+    alone = first.report().of_ops_alone()
+    assert alone.wall["F"] == pytest.approx(op.end - op.start - op.aside)
+    assert alone.cpu["F"] < op.cpu
+    probe.close()
+    assert not [one for one in gc.callbacks if "GarbageTime" in one.__qualname__]
+
+
+def test_what_was_aside_is_taken_from_all_clocks():
+    r = IterationRecord(0, 0)
+    r.ops = [OpTime(Op(F, i), 0.0, 12.0, 5.0, queued=1.0, aside=8.0, aside_cpu=3.0) for i in (0, 1)]
+    report = StageReport.from_json(json.loads(json.dumps(r.report().to_json()))).of_ops_alone()
+    assert (report.wall, report.cpu, report.idle) == ({"F": 4.0}, {"F": 2.0}, {"F": 1.0})
