@@ -49,11 +49,11 @@ class LateDiagnosis:
         self._book.took(iteration, period)
         unit = max(ranks.buffer, SHARE / ABSOLUTE * period)
         self._rotation.update({r for r, late in ranks.now.items() if late > ABSOLUTE * unit})
-        agree = AGREE_ROTATING if self._rotation.rotating else AGREE
         now: dict[Hashable, Finding] = {}
         for rank, seconds in ranks.now.items():
             watched, samples, before = self._watched[rank], self._samples[rank], self._late
             old = watched.named
+            agree = AGREE_ROTATING if self._rotation.rotating and not old else AGREE
             watched.update(seconds, unit, agree)
             watched.accept(unit)
             samples.add(iteration, seconds)
