@@ -6,13 +6,15 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.log import LogFile, LogOnce, log_line
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.opened import OpenFindings
 
 LOOK = 0.25  # seconds between two looks for lines of other ranks ...
 LONGEST_LOOK = 60.0  # ... doubled up to these while the store does not answer
@@ -25,7 +27,8 @@ class JobLog:
     """A job log brings lines for people, and events for a file, from all ranks to rank 0.
 
     They go through torch's store; on rank 0 a thread looks for them. A line that does not reach the
-    store, or comes once this rank closes, is written where it was made.
+    store, or comes once this rank closes, is written where it was made. So do texts that are shown:
+    of each key the last one.
 
     Args:
         rank: this rank.
@@ -33,6 +36,10 @@ class JobLog:
             write each line where it is made.
         path: of the file to which rank 0 appends events, as JSON lines; None for none.
         write: writes a line for people.
+
+    `open`: on rank 0, the findings of all ranks; one that another explains is not written.
+    `each_look`: is called on the thread of rank 0 after
+    each look; None for nothing.
     """
 
     def __init__(
@@ -40,6 +47,9 @@ class JobLog:
         write: Callable[[str], None] = log_line,
     ) -> None:  # fmt: skip
         self._rank, self._connect, self._path, self._write = rank, connect, path, write
+        self.open, self._numbers = OpenFindings(), itertools.count()
+        self.each_look: Callable[[], None] | None = None
+        self._shown: dict[str, str] = {}  # on rank 0, its own
         self._connected: KeyValueStore | None = None
         self._file: LogFile | None = None
         self._once = LogOnce()
@@ -76,6 +86,29 @@ class JobLog:
             self._take(line, event, once)
         elif self._closing.is_set() or not self._send(json.dumps([line, event, once])):
             self._write(line)
+
+    def new_book(self) -> FindingBook:
+        """Make a book of findings of this rank, which are written here."""
+        return FindingBook(self._rank, self.say, self._numbers)
+
+    def show(self, key: str, text: str) -> bool:
+        """Show rank 0 a `text` under a `key` of this rank's; return whether it has got there.
+
+        Waits as `say` does.
+        """
+        if self._rank == 0:
+            self._shown[key] = text
+            return True
+        store = None if self._closing.is_set() else self._store()
+        return store is not None and store.put(f"shown/{key}", text)
+
+    def shown(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return, on rank 0, the texts of those of `keys` that have one; waits for the store."""
+        own = {key: self._shown[key] for key in keys if key in self._shown}
+        names = {f"shown/{key}": key for key in keys if key not in own}
+        store = self._store() if names else None
+        found = None if store is None else store.get_all(names)
+        return own | {names[name]: text for name, text in (found or {}).items()}
 
     def end_here(self) -> None:
         """Write what is still to come where it is made: rank 0 may look for nothing any more."""
@@ -115,6 +148,8 @@ class JobLog:
             began = time.monotonic()
             try:
                 self._take_sent()
+                if self.each_look is not None:
+                    self.each_look()
             except Exception as error:
                 log_line(f"lines of other ranks are not written any more: {error!r}")
                 return
@@ -141,6 +176,8 @@ class JobLog:
                 self._take(*json.loads(text))
 
     def _take(self, line: str, event: Mapping[str, Any] | None, once: bool) -> None:
+        if event is not None and not self.open.takes(event):
+            return
         if once:
             self._once.line(line, write=self._write)
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -23,12 +24,13 @@ class FindingBook:
     Args:
         by: the global rank that finds them.
         say: takes the line for people, and the event for the log of decisions.
+        numbers: of findings, shared by all books of this rank; None for a book alone.
     """
 
-    def __init__(self, by: int, say: Say) -> None:
+    def __init__(self, by: int, say: Say, numbers: Iterator[int] | None = None) -> None:
         self._by, self._say = by, say
         self._open: dict[Hashable, Finding] = {}
-        self._made = 0
+        self._numbers = itertools.count() if numbers is None else numbers
         self._seconds: deque[tuple[int, float]] = deque(maxlen=KEPT_ITERATIONS)
 
     def took(self, iteration: int, seconds: float) -> None:
@@ -60,7 +62,8 @@ class FindingBook:
             else:
                 for part in found.covers & self._open.keys():  # it has turned out to be of this
                     del self._open[part]
-                other = known.kind != found.kind
+                other = known.kind != found.kind or (found.because and not known.because)
+                known.because = known.because or found.because
                 known.kind, known.places, known.normal = found.kind, found.places, found.normal
                 known.takes, known.agree, known.samples = found.takes, found.agree, found.samples
                 if other:
@@ -82,8 +85,8 @@ class FindingBook:
         self._write(known, CHANGED)
 
     def _opened(self, iteration: int, found: Finding) -> Finding:
-        finding = replace(found, number=self._made, by=self._by, found=iteration, at=time.time())
-        self._made += 1
+        number = next(self._numbers)
+        finding = replace(found, number=number, by=self._by, found=iteration, at=time.time())
         earlier = [s for i, s in self._seconds if i < finding.since][-COMPARED_ITERATIONS:]
         since = [s for i, s in self._seconds if i >= finding.since]
         if earlier:

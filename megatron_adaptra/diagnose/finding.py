@@ -81,8 +81,9 @@ class About(NamedTuple):
 
 
 _MESSAGE = "a message takes {takes:.3g} ms"
-_TIMES = "a microbatch takes {takes:.1f} times as long as normally"
-_WELL = "a microbatch takes as long as normally"
+_TIMES = "a microbatch takes {takes:.1f} times as long as {beside}"
+_WELL = "a microbatch takes as long as {beside}"
+_COMES = "to the reduction of gradients of {beside}"
 _WAITS = "ops wait for a core {takes:.1f} times as long as they compute"
 _LOADS = "its iterations wait {takes:.3g} ms for batches"
 _COLLECTS = "ranks collect garbage in different iterations, {takes:.3g} ms per iteration"
@@ -91,6 +92,7 @@ LINK, THIN_LINK, PORT, WORKER, HOST = (
     "slow link", "thin link", "thin port", "slow worker", "busy host",
 )  # fmt: skip
 LOADER, GARBAGE, STAGE = "data loader", "garbage collection", "slow stage"
+REPLICA, LATE = "slow replica", "late rank"
 KINDS = {
     LINK: About(_MESSAGE, _MESSAGE, True, f"{_ENDS}routes, cables, traffic shapers"),
     THIN_LINK: About(_MESSAGE, _MESSAGE, True, f"{_ENDS}link speed, errors, MTU"),
@@ -100,6 +102,13 @@ KINDS = {
     LOADER: About(_LOADS, _LOADS, True, "--num-workers, the storage, what a sample takes to read"),
     GARBAGE: About(_COLLECTS, _COLLECTS, True, "--manual-gc --manual-gc-interval N: all at once"),
     STAGE: About(_TIMES, _WELL, False, "what all replicas of the stage share: a rack, a switch"),
+    REPLICA: About(_TIMES, _WELL, False, "clocks, temperature and other users of its devices"),
+    LATE: About(
+        f"comes {{takes:.3g}} ms late {_COMES}",
+        f"comes in time {_COMES}",
+        True,
+        "what this rank does before its gradients are reduced",
+    ),
 }
 
 
@@ -119,6 +128,9 @@ class Finding:
         lost: the seconds by which all iterations since then took longer than before, together.
         at: when it was found, in seconds since 1970.
         covers: subjects that are slow because of it, and no findings of their own.
+        beside: what it is compared with, in words; of a late rank, those whose gradients are
+            reduced.
+        because: names of the open findings that explain it.
     """
 
     kind: str
@@ -137,6 +149,8 @@ class Finding:
     lost: float = 0.0
     at: float = field(default_factory=time.time)
     covers: frozenset[Hashable] = frozenset()
+    beside: str = "normally"
+    because: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -159,7 +173,7 @@ class Finding:
             "normal": unit * self.normal, "unit": "ms" if about.ms else "times",
             "iteration_ms": ms["iteration"], "before_ms": ms["before"],
             "lost_ms": 1e3 * self.lost, "agree": self.agree, "samples": self.samples,
-            "advice": about.advice,
+            "advice": about.advice, "beside": self.beside, "because": list(self.because),
         }  # fmt: skip
 
     def sentence(self, state: str) -> str:
@@ -174,7 +188,7 @@ class Finding:
             )
         return (
             f"{self.kind}: {self._where()}, since iteration {self.since + 1}: {self._now()}"
-            f"{self._cost()}; {self.agree} of {self.samples} samples agree; to check: "
+            f"{self._cost()}{self._why()}; {self.agree} of {self.samples} samples agree; to check: "
             f"{KINDS[self.kind].advice}"
         )
 
@@ -189,11 +203,16 @@ class Finding:
         about = KINDS[self.kind]
         scale = 1e3 if about.ms else 1.0
         if self.until is not None:
-            return about.well.format(takes=scale * self.takes)
+            return about.well.format(takes=scale * self.takes, beside=self.beside)
         normal = f", normally {1e3 * self.normal:.3g} ms" if about.ms and self.normal else ""
-        return about.now.format(takes=scale * self.takes) + normal
+        return about.now.format(takes=scale * self.takes, beside=self.beside) + normal
+
+    def _why(self) -> str:
+        return f"; because of {' and '.join(self.because)}" if self.because else ""
 
     def _cost(self) -> str:
+        if self.iteration and self.kind == LATE and not self.before:
+            return f"; {self.takes / self.iteration:.0%} of an iteration"
         if self.iteration is None or not self.before or self.iteration <= self.before:
             return ""
         more = self.iteration / self.before - 1

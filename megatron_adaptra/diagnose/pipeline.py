@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
 from megatron_adaptra.base.log import GOES_ON, log_line
+from megatron_adaptra.diagnose.across import StageTimes
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import (
     GARBAGE,
@@ -63,12 +64,14 @@ class PipelineDiagnosis:
         replicas: of these workers.
         replica: the first of them among all of the job, for names; None where the job has one.
         book: gets what is found.
+        shows: takes what this pipeline's stages have measured, to be compared with others'.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], replicas: int, replica: int | None, book: FindingBook
-    ) -> None:
-        self.book, self._replicas = book, replicas
+        self, workers: Sequence[Worker], replicas: int, replica: int | None, book: FindingBook,
+        shows: Callable[[StageTimes], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.book, self._replicas, self._shows = book, replicas, shows
         self._stages = len(workers) // replicas
         self._places = Places(workers, self._stages, replica)
         self._links: dict[Link, LinkWatch] = {}
@@ -115,11 +118,17 @@ class PipelineDiagnosis:
         now: dict[Hashable, Finding] = {}
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
-        alone = {worker: report.of_ops_alone() for worker, report in rows.items()}
-        now |= self._workers.update(iteration, self._cores.of(alone), self._waits)
+        reports = {worker: report.of_ops_alone() for worker, report in rows.items()}
+        alone = self._cores.of(reports)
+        now |= self._workers.update(iteration, alone, self._waits)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
+        if self._shows is not None:  # later: who compares them knows by then what is found here
+            walls = {worker: report.wall for worker, report in alone.items()}
+            hosts = enumerate(worker.host for worker in self._places.workers)
+            waits = {worker: self._queues[host].typical for worker, host in hosts}
+            self._shows(StageTimes(iteration, max(took, default=None), walls, waits))
 
     def answers(self, change: Subjects) -> list[str]:
         """Return the names of the open findings that a `change` is for."""

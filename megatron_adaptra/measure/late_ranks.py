@@ -27,16 +27,24 @@ _PATHS = 256  # paths watched in one iteration, about: 3 ms of a core
 
 
 class LateRanks:
-    """A detector watches ranks 0 to `ranks` - 1 of a group. Raises BadInput for fewer than two."""
+    """A detector watches ranks 0 to `ranks` - 1 of a group.
+
+    `now`: by rank, the seconds by which it came late by its own fault to the last reduction.
+    `buffer`: seconds of that buffer through a port.
+
+    Raises:
+        BadInput: fewer than two ranks.
+    """
 
     def __init__(self, ranks: int) -> None:
         if ranks < 2:
             raise BadInput("ranks", ranks, "at least 2: a rank is late for another one")
         self.ranks = ranks
-        self._buffer, self._turn = 0.0, 0
+        self.buffer, self._turn = 0.0, 0
+        self.now: dict[int, float] = {}
         self._own = OwnLateness()
-        self._late = [_Watched() for _ in range(ranks)]
-        self._paths: dict[Pair, _Watched] = {}
+        self._late = [Watched() for _ in range(ranks)]
+        self._paths: dict[Pair, Watched] = {}
         # Seconds of the last message [source, target], of the last round trips [one, other, n], and
         # of one on a path that is well; nan, nan and inf where there was none yet.
         self._recent = np.full((ranks, ranks), np.nan)
@@ -68,7 +76,7 @@ class LateRanks:
         """
         if not buffer > 0:
             raise BadInput("seconds of a buffer", buffer, "above 0")
-        self._buffer = buffer
+        self.buffer = buffer
         now = arrivals(by_path(seen, self.ranks), self._least, self._recent)
         self._take_trips(now.round_trips)
         late_now = now.late
@@ -76,6 +84,7 @@ class LateRanks:
             late_now = self._own.of(now.late, between, ABSOLUTE * buffer, now.doubts)
         self._rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
         least = 2 * AGREE if self.rotating else AGREE
+        self.now = late_now
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
         self._look_at(now.delays)
@@ -90,11 +99,11 @@ class LateRanks:
         turns = max(1, -(-len(ways) // _PATHS))
         self._turn += 1
         for way in ways[ways % turns == self._turn % turns].tolist():
-            path = self._paths.setdefault(divmod(way, self.ranks), _Watched())
+            path = self._paths.setdefault(divmod(way, self.ranks), Watched())
             more = max(0.0, (delays.flat[way] - common).item())
-            path.update(more, self._buffer, AGREE)
+            path.update(more, self.buffer, AGREE)
 
-    def _all(self) -> list[_Watched]:
+    def _all(self) -> list[Watched]:
         return [*self._late, *self._paths.values()]
 
     def _take_trips(self, now: Floats) -> None:
@@ -149,10 +158,10 @@ class LateRanks:
     def accept(self) -> None:
         """Note that the plan in force is made for the changes, too."""
         for one in self._all():
-            one.accept(self._buffer)
+            one.accept(self.buffer)
 
 
-class _Watched:
+class Watched:
     """A watch follows the lateness of one rank or the excess of one path: seconds per iteration."""
 
     def __init__(self) -> None:
@@ -163,7 +172,10 @@ class _Watched:
         self._samples: deque[float] = deque(maxlen=2 * WINDOW)
 
     def update(self, seconds: float, buffer: float, agree: int) -> None:
-        """Take `seconds`; a change counts if `agree` of the last samples support it."""
+        """Take `seconds`; a change counts if `agree` of the last samples support it.
+
+        `buffer`: seconds; what is small beside them means nothing.
+        """
         self._samples.append(seconds)
         confirmed = self.chart.update(seconds, buffer)
         self.changed, self.value = False, self.named
@@ -177,7 +189,7 @@ class _Watched:
             self.changed, self.value = True, new
 
     def accept(self, buffer: float) -> None:
-        """Note that the plan in force is made for the present value."""
+        """Take the present value as the one planned for. `buffer`: see `update`."""
         if self.changed:
             self.chart.accept(buffer)
             self.named, self.changed = self.value, False

@@ -61,6 +61,8 @@ class ReplicaSpeeds:
         fill: the seconds that it takes to fill and drain a pipeline, in seconds of a microbatch:
             0 for one stage, stages - 1 for equal ones.
 
+    `each`: by replica, seconds of a microbatch in the last iteration; of two, beside the faster.
+
     Raises:
         BadInput: too few replicas, or a fill below 0.
     """
@@ -79,6 +81,7 @@ class ReplicaSpeeds:
         self._decided: dict[int, float] = {}
         self._found: dict[int, float] = {}
         self._held = 0
+        self.each: dict[int, float] = {}
 
     def update(self, samples: Mapping[int, tuple[float, int]]) -> bool:
         """Take one iteration; return whether the slow replicas are others than planned for.
@@ -109,6 +112,7 @@ class ReplicaSpeeds:
                 # counts depend only on the ratio of the two: one is fast or the other slow.
                 each = {r: seconds / usual for r, seconds in each.items() if len(each) == 2}
             self._workers.update({r: {_KIND: seconds} for r, seconds in each.items()})
+        self.each = each
         found = {r: factor for r, factor in self._workers.slow().items() if factor >= SLOW}
         self._held = self._held + 1 if self._alike(found, self._found) else 1
         self._found = found
@@ -123,13 +127,15 @@ class ReplicaSpeeds:
 
     def _now(self) -> dict[int, float]:
         """Return the slow replicas; none while another one is slow every few iterations."""
-        return {} if self._moves() else self._found
+        return {} if self.moves else self._found
 
-    def _moves(self) -> bool:
+    @property
+    def moves(self) -> bool:
+        """True while another replica is slow every few iterations."""
         return self._rotation.rotating and self._held < HOLDS_ROTATING
 
     def _changed(self) -> bool:
-        settled = self._held >= HOLDS or self._moves()
+        settled = self._held >= HOLDS or self.moves
         return settled and not self._alike(self._now(), self._decided)
 
     @staticmethod
@@ -194,7 +200,7 @@ class ReplicaSpeeds:
         if not self._changed():
             return
         self._decided = dict(self._now())
-        if not self._moves():
+        if not self.moves:
             self._workers.accept()
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 SCRIPT = Path(__file__).parent / "ranks" / "found_counts_script.py"
 DOCS = Path(__file__).parents[2] / "docs"
 FULL, SHARED = [4, 4], [6, 2]
-FROM, TO, ITERATIONS = 4, 14, 24  # see the script
+FROM, TO, ITERATIONS, SLOW = 4, 14, 24, 1  # see the script
 SOON = 10  # iterations
 MOST = 0.72  # of an iteration with a slow replica, by calculation
 Rows = list[dict[str, Any]]
@@ -43,7 +43,11 @@ def trained() -> tuple[dict[str, Any], str, dict[str, Rows], Rows]:
             jsonschema.validate(json.loads(row), schema)
         decisions = {word: read_log(path) for word, path in logs.items()}
         record = (folder / "shared" / "sync.jsonl").read_text().splitlines()
-        return json.loads(line[6:]), done.text, decisions, [json.loads(row) for row in record]
+        found = (folder / "shared.findings.jsonl").read_text().splitlines()
+        events = [json.loads(row) for row in found]
+        line_of = json.loads(line[6:])
+        line_of["findings"] = [one for one in events if one["what"] == "slow replica"]
+        return line_of, done.text, decisions, [json.loads(row) for row in record]
 
 
 @pytest.mark.parametrize("name", ["shared", "routes leave all"])
@@ -107,6 +111,15 @@ def test_where_routes_are_enough_bits_are_stocks() -> None:
     assert one["digest"] == stock["digest"]
     assert text.count("routes: an iteration is expected to take") == 1
     assert "work for other replicas is not possible" not in text
+
+
+def test_the_slow_replica_is_a_finding_that_the_decision_answers() -> None:
+    found, _, decisions, _ = trained()
+    opened, closed = found["findings"]
+    assert [place["worker"] for place in opened["where"]] == [f"{SLOW}.0", f"{SLOW}.1"]
+    assert opened["since"] == FROM <= opened["found"] < FROM + 5
+    assert (closed["state"], closed["id"], closed["until"]) == ("closed", opened["id"], TO)
+    assert decisions["shared"][0]["answers"] == [opened["id"]]
 
 
 def test_a_decision_names_what_cheaper_remedies_would_leave() -> None:

@@ -55,9 +55,7 @@ def test_all_ranks_name_a_hang_in_time_and_the_training_goes_on(
     assert Done(0, done.text).numbers == stock(2, *flags, iterations=ITERATIONS).done.numbers
     for one, text in enumerate(done.texts):
         lines = [
-            line
-            for line in text.splitlines()
-            if f"no progress in iteration {iteration} " in line
+            line for line in text.splitlines() if f"no progress in iteration {iteration} " in line
         ]
         assert lines or one == rank, done.text[-4000:]
         for line in lines:

@@ -25,6 +25,7 @@ class ReductionDecision(Decision):
         predicted_ms, native_ms: what it and native are expected to take after the last arrival.
         gain: share of an iteration that it is expected to save over what ran.
         figures: what it was chosen from, as Figures.to_json has it; None for one that has failed.
+        answers: names of the open findings that it is for.
     """
 
     KIND: ClassVar[str] = "all-reduce"
@@ -39,6 +40,7 @@ class ReductionDecision(Decision):
     native_ms: float
     gain: float = 0.0
     figures: dict[str, Any] | None = None
+    answers: list[str] = field(default_factory=list)
 
     def sentence(self) -> str:
         back = "back to native" if self.after == "native" else f"by {self.after}"

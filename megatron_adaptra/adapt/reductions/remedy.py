@@ -17,6 +17,7 @@ from megatron_adaptra.adapt.trial import FIRST_BLOCK, Attempt, History, Measured
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import AdaptraError, BadInput, PlanningFailed
+from megatron_adaptra.diagnose.late import LateDiagnosis
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.measure.arrivals import Pair
 from megatron_adaptra.measure.reduction_report import ReductionReport
@@ -66,6 +67,7 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         stays: where gradients are, in words, if a reduction never changes: then the log gets, for
             each rank that comes late, what another reduction would save. All ports then count as
             alike, at the rate of a ring by torch's backend. None to change reductions.
+        diagnosis: finds who comes late; None where nobody wants to know.
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         min_gain: float,
         log: DecisionLog[ReductionDecision],
         stays: str | None = None,
+        diagnosis: LateDiagnosis | None = None,
     ) -> None:
         super().__init__(len(ranks), log)
         self.ranks, self._min_gain, self._stays = list(ranks), min_gain, stays
+        self._diagnosis = diagnosis
         self._planner = ChoiceProcess()
         self._attempt = Attempt()
         self._estimate = AllReduceEstimate(len(ranks))
@@ -130,6 +134,8 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         changed = self._estimate.update(
             seen, rates, nbytes, between if len(between) == len(row) else None
         )
+        if self._diagnosis is not None:
+            self._diagnosis.update(iteration, self._estimate.late_ranks, self._periods[-1])
         ran = self._ran.get(iteration)
         if took is not None and ran is not None:
             # What a rank takes between two reductions no plan makes longer.
@@ -312,7 +318,8 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
         decision = ReductionDecision(
             ranks=self.ranks, why=why, before=str(self.vote.in_force[ALL_REDUCE].choice),
             after=str(chosen.choice), choice=chosen.choice.to_json(),
-            predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native, **figures,
+            predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native,
+            answers=[] if self._diagnosis is None else self._diagnosis.answers(), **figures,
         )  # fmt: skip
         return Proposed(Bundle({ALL_REDUCE: value}), decision)
 

@@ -15,6 +15,7 @@ from megatron_adaptra.adapt.loop import Offers, Proposed, Remedy, Vote
 from megatron_adaptra.adapt.shares.ladder import PATIENCE, Offered, cheaper_remedies, known_remedies
 from megatron_adaptra.adapt.trial import Attempt, History, Measured, Outcome, Trial, in_words
 from megatron_adaptra.agree.bundle import Bundle
+from megatron_adaptra.diagnose.replicas import ReplicaDiagnosis
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.replica_speed import ReplicaRow, ReplicaSpeeds
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
@@ -43,6 +44,7 @@ class ShareDecision(Decision):
         lower_bound_ms: no counts take less; None where the decision takes back what was slower.
         gain: share of `full_ms` that it is expected to save.
         cheaper: other remedies, the cheapest first, as Remedy.to_json has them.
+        answers: names of the open findings that it is for.
     """
 
     KIND: ClassVar[str] = "sync"
@@ -59,6 +61,7 @@ class ShareDecision(Decision):
     lower_bound_ms: float | None
     gain: float
     cheaper: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
 
     def sentence(self) -> str:
         words = shares_in_words(SyncPlan(self.microbatches, tuple(self.after)))
@@ -96,6 +99,7 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         stages: of each replica's pipeline.
         offers: of cheaper remedies that are allowed, and taken where they are enough (`auto`); None
             to share out microbatches whenever that gains enough (`share`).
+        diagnosis: finds which replicas are slow; None where nobody wants to know.
     """
 
     def __init__(
@@ -105,10 +109,12 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         log: DecisionLog[ShareDecision],
         stages: int = 1,
         offers: Offers | None = None,
+        diagnosis: ReplicaDiagnosis | None = None,
     ) -> None:
         super().__init__(1, log)
         self._replicas, self._min_gain, self._stages = replicas, min_gain, stages
         self._offered = None if offers is None else Offered(offers)
+        self._diagnosis = diagnosis
         self._attempt = Attempt()
         self._since: int | None = None  # the iteration whose reports have shown other slow ones
         self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
@@ -162,6 +168,8 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
             return None
         samples = enumerate(zip(row.seconds, row.microbatches, strict=True))
         changed = self._speeds.update(dict(samples))
+        if self._diagnosis is not None:
+            self._diagnosis.update(row, self._speeds)
         self._take_rest(row)
         if not changed:
             self._since = None
@@ -313,9 +321,11 @@ class ShareRemedy(Remedy[ReplicaRow, ShareDecision]):
         self, current: SyncPlan, plan: SyncPlan, why: str, **figures: Any
     ) -> Proposed[ShareDecision]:
         """Propose a `plan` in place of the `current` one. `figures`: more of its decision."""
+        slow = sorted(self._speeds.slow())
+        answers = [] if self._diagnosis is None else self._diagnosis.answers(slow)
         decision = ShareDecision(
             why=why, microbatches=plan.microbatches, before=list(current.counts),
-            after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
+            after=list(plan.counts), slow=slow, answers=answers, **figures,
         )  # fmt: skip
         return Proposed(Bundle({SYNC: plan}), decision)
 

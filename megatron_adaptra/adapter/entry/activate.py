@@ -127,15 +127,16 @@ def activate(
 
         activation.shares = Shares(session, reductions=lambda: activation.reductions)
         activation.undo_with(activation.shares.close)
-    say, acts = session.context.say, session.context.acts
+    context = session.context
+    common = session.config, context.say, context.acts, context.job_log.new_book
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.reduce_by(GradientReduction(session.config, say, acts))
+        activation.reduce_by(GradientReduction(*common))
     if resolved.uses("shards"):
         from megatron_adaptra.adapter.step.gradients import ShardedReduction
 
-        activation.reduce_by(ShardedReduction(session.config, say, acts))
+        activation.reduce_by(ShardedReduction(*common))
     return activation
 
 

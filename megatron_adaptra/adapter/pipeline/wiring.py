@@ -30,6 +30,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
 from megatron_adaptra.adapter.limits import APART, MOVED, ROUTES, TOGETHER, Case, why_not
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
+from megatron_adaptra.adapter.pipeline.findings import diagnosis_of, replica_distances
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.agree.agreement import DecisionStore
@@ -45,8 +46,6 @@ from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.diagnose.book import FindingBook
-from megatron_adaptra.diagnose.finding import Worker
 from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.worker_emulator import WorkerEmulator
@@ -136,7 +135,7 @@ class RankContext:
         why = "off"
         if config.reroute != "off":
             why = why_not(TOGETHER, Case(config, on_device=device.behind))
-        replicas = [0] if why else _replicas()
+        replicas = [0] if why else replica_distances()
         together = len(replicas) > 1
         worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
@@ -350,10 +349,9 @@ def open_wiring(
 def _diagnosis(context: RankContext, group: PlanGroup) -> PipelineDiagnosis | None:
     if not group.leader:
         return None
-    workers = [Worker(rank, group.names[rank]) for rank in context.workers]
-    replica = 0 if context.replicas > 1 else context.job_replica
-    book = FindingBook(dist.get_rank(), context.job_log.say)
-    return PipelineDiagnosis(workers, context.replicas, replica, book)
+    return diagnosis_of(
+        context.job_log, context.workers, context.stages, group.names, context.job_replica
+    )
 
 
 def _relink(
@@ -427,15 +425,6 @@ def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog[PlanDecisio
     folder = Path(config.record) if config.record else None
     record = folder and folder / f"replica-{mpu.get_data_parallel_rank()}.jsonl"
     return DecisionLog(PlanDecision, _log_file(config), RunRecord(record))
-
-
-def _replicas() -> list[int]:
-    """Return the distances, in global ranks, to the replicas planned together with this one.
-
-    Megatron's grid of ranks is regular: in each dimension neighbours are equally far apart.
-    """
-    me, group = dist.get_rank(), mpu.get_data_parallel_group()
-    return [rank - me for rank in dist.get_process_group_ranks(group)]
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:

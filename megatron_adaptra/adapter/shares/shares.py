@@ -24,12 +24,13 @@ from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
 from megatron_adaptra.adapter.limits import COUNTS, SHARES, Case, why_not
 from megatron_adaptra.adapter.pipeline.counted_batches import like
-from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
+from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.adapter.shares.first_iteration import FirstIteration
 from megatron_adaptra.adapter.shares.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.shares.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.shares.sources import Source, new_source
+from megatron_adaptra.adapter.step.planned_groups import own_place
 from megatron_adaptra.agree.share_vote import (
     DIFFERENT,
     ENDED,
@@ -126,9 +127,10 @@ class Shares:
             return run(arguments)
         self._iteration = self._session.iteration
         if self._source is None:
+            places = from_all_ranks(own_place())
             self._source = self._guard.call(
                 new_source, self._session, arguments["num_microbatches"], self._iteration,
-                self._reductions,
+                self._reductions, places,
             )  # fmt: skip
         self._start(arguments["num_microbatches"])
         self._starts()

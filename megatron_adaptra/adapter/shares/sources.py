@@ -14,6 +14,8 @@ from megatron_adaptra.adapt.loop import Offer, Offers
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.config import AUTO
+from megatron_adaptra.diagnose.finding import Place
+from megatron_adaptra.diagnose.replicas import ReplicaDiagnosis
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.measure.host_use import HostUse
@@ -22,6 +24,7 @@ from megatron_adaptra.plan.ladder import COLLECTIVE, ROUTES
 
 if TYPE_CHECKING:  # settings are checked before it is known that this Megatron has all it needs
     from megatron_adaptra.adapter.pipeline.session import Session
+    from megatron_adaptra.adapter.pipeline.wiring import RankContext
 
 
 class Source(Protocol):
@@ -105,7 +108,11 @@ class NamedCounts(Source):
 
 
 def new_source(
-    session: Session, microbatches: int, iteration: int, reductions: Callable[[], Sequence[Any]]
+    session: Session,
+    microbatches: int,
+    iteration: int,
+    reductions: Callable[[], Sequence[Any]],
+    places: Sequence[Place],
 ) -> Source:
     """Make the source that a job's settings ask for.
 
@@ -114,6 +121,7 @@ def new_source(
         microbatches: of a replica in stock.
         iteration: the first one.
         reductions: the job's PlannedCollectives.
+        places: of all ranks.
     """
     config = session.config
     if config.counts:
@@ -124,7 +132,19 @@ def new_source(
         log=config.log_file("sync"),
         record=Path(config.record) / "sync.jsonl" if config.record else None,
         offers=_offers(session, reductions), acts=session.context.acts,
+        diagnosis=_diagnosis(session.context, places),
     )  # fmt: skip
+
+
+def _diagnosis(context: RankContext, places: Sequence[Place]) -> ReplicaDiagnosis | None:
+    if dist.get_rank():
+        return None
+    workers = {place.worker: place for place in reversed(places)}  # of each its first rank
+    replicas: dict[int, list[Place]] = {}
+    for place in sorted(workers.values(), key=lambda place: place.stage):
+        replicas.setdefault(int(place.worker.partition(".")[0]), []).append(place)
+    each = [tuple(replicas[replica]) for replica in sorted(replicas)]
+    return ReplicaDiagnosis(each, context.job_log.new_book(), context.job_log.open.explains)
 
 
 def _offers(session: Session, reductions: Callable[[], Sequence[Any]]) -> Offers | None:

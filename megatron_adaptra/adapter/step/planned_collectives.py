@@ -26,6 +26,7 @@ from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.limits import REDUCTIONS, Collective, why_not
 from megatron_adaptra.adapter.step.planned_groups import (
+    NewBook,
     PlannedGroup,
     data_parallel_number,
     difference_of,
@@ -97,16 +98,21 @@ class PlannedCollectives(ABC):
         config: the job's settings.
         say: logs a sentence, once, at rank 0.
         acts: see Loop.
+        new_book: makes a book for findings; None for none.
 
     Raises:
         BadFile: `--adaptra-allreduce` names a file without a plan.
     """
 
     def __init__(
-        self, config: AdaptraConfig, say: Callable[[str], None], acts: Acts = always
+        self,
+        config: AdaptraConfig,
+        say: Callable[[str], None],
+        acts: Acts = always,
+        new_book: NewBook | None = None,
     ) -> None:
         self.active = self.announce = True
-        self._config, self._say, self._acts = config, say, acts
+        self._config, self._say, self._acts, self._new_book = config, say, acts, new_book
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[Any, PlannedGroup | str] = {}  # or why Megatron does it
         # The groups found for buckets on a host, whose tensors stay as they are.
@@ -316,7 +322,15 @@ class PlannedCollectives(ABC):
         overlaps = _overlaps(buckets.ddp_config)
         try:
             planned = PlannedGroup(
-                group, use, self._config, device, plan_of, sharded, overlaps, self._acts
+                group,
+                use,
+                self._config,
+                device,
+                plan_of,
+                sharded,
+                overlaps,
+                self._acts,
+                self._new_book,
             )
         except NoConnections as error:
             return str(error)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from megatron_adaptra.adapt.loop import Loop
+from megatron_adaptra.adapt.reductions.decisions import ranks_in_words
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.device.base import Device
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.finding import Place
+from megatron_adaptra.diagnose.late import LateDiagnosis
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.transport.connect import gather
+
+NewBook = Callable[[], FindingBook]
 
 # Megatron's settings for DDP that change what is reduced, and when.
 _SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
@@ -37,6 +45,7 @@ class PlannedGroup:
         plan_of: the plan that the setting names, for a goal and so many bytes.
         sharded, overlaps: see MeasuredReductions.
         acts: see Loop.
+        new_book: makes a book for findings; None for none.
 
     Raises:
         NoConnections: they cannot be opened, on all ranks for the same reason.
@@ -52,6 +61,7 @@ class PlannedGroup:
         sharded: bool = False,
         overlaps: bool = False,
         acts: Acts = always,
+        new_book: NewBook | None = None,
     ) -> None:
         self.group, self.name, self._plan_of = group, name, plan_of
         auto = config.allreduce == AUTO
@@ -63,10 +73,14 @@ class PlannedGroup:
         self.adaptive: MeasuredReductions | None = None
         if auto:
             ranks = tuple(dist.get_process_group_ranks(group))
+            places = gather(own_place(), group)
+            diagnosis = None
+            if new_book is not None:
+                diagnosis = LateDiagnosis(places, ranks_in_words(ranks), new_book())
             self.adaptive = MeasuredReductions(
                 self._connected, group.rank(), ranks, config.min_gain, config.timeout,
                 config.log_file(f"{name}{ranks[0]}"), sharded, overlaps, device,
-                dist.get_backend(group), acts,
+                dist.get_backend(group), acts, diagnosis,
             )  # fmt: skip
         self._first: Any = None
 
@@ -121,6 +135,17 @@ def difference_of(group: Any, buckets: Any, device: str) -> str:
             if theirs[name] != value:
                 return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
     return ""
+
+
+def own_place() -> Place:
+    """Return this rank's place, for findings."""
+    from megatron.core import parallel_state as mpu
+
+    stage, stages = (
+        mpu.get_pipeline_model_parallel_rank(), mpu.get_pipeline_model_parallel_world_size()
+    )  # fmt: skip
+    name = worker_name(mpu.get_data_parallel_rank() * stages + stage, stages)
+    return Place(stage, dist.get_rank(), socket.gethostname(), "", name)
 
 
 def data_parallel_number() -> int:

@@ -26,6 +26,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import Disagreement
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
+from megatron_adaptra.diagnose.late import LateDiagnosis
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured_iterations import MeasuredIterations
@@ -110,6 +111,7 @@ class MeasuredReductions:
         device: the one that the gradients are on.
         backend: the name of torch's, if the device is behind.
         acts: see Loop.
+        diagnosis: see ReductionRemedy; used at the group's first rank.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class MeasuredReductions:
         device: Device = HOST,
         backend: str = "",
         acts: Acts = always,
+        diagnosis: LateDiagnosis | None = None,
     ) -> None:
         self._connected, self._me, self._ranks, self._device = connected, me, ranks, device
         what = "measuring reductions" if device.behind else "the all-reduce"
@@ -155,7 +158,8 @@ class MeasuredReductions:
         else:
             stays = f"with {backend}" if device.behind else None
             decisions = DecisionLog(ReductionDecision, log)
-            self.loop = Loop(ReductionRemedy(ranks, min_gain, decisions, stays), acts=acts)
+            remedy = ReductionRemedy(ranks, min_gain, decisions, stays, diagnosis)
+            self.loop = Loop(remedy, acts=acts)
             channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
             self._controller = Leader(ballot, channels, store, self.loop)
         connected.exchange.check = self.check

@@ -16,6 +16,7 @@ from megatron_adaptra.adapt.switch import Acts, always
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.base import waits
+from megatron_adaptra.diagnose.replicas import ReplicaDiagnosis
 from megatron_adaptra.execute.shares.yielding import WAITS, Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.core_wait import CoreWait
@@ -43,6 +44,7 @@ class AdaptiveShares:
         record: file of what was measured and decided; None for none.
         offers: see ShareRemedy; those of the first rank.
         acts: see Loop.
+        diagnosis: see ShareRemedy; that of the first rank.
 
     `plan`: runs from one `begin` to the next one. `loop`: the loop that chooses counts, at rank 0;
     None at others.
@@ -60,6 +62,7 @@ class AdaptiveShares:
         record: Path | None = None,
         offers: Offers | None = None,
         acts: Acts = always,
+        diagnosis: ReplicaDiagnosis | None = None,
     ) -> None:
         self._guard = Guard(f"shares of microbatches at rank {me}")
         self._full = self.plan = SyncPlan.full_of(replicas, microbatches)
@@ -73,7 +76,8 @@ class AdaptiveShares:
         self._vote = CountsVote(first, self._bundle())
         if me == 0:
             written = DecisionLog(ShareDecision, log, RunRecord(record))
-            self.loop = Loop(ShareRemedy(replicas, min_gain, written, stages, offers), acts=acts)
+            remedy = ShareRemedy(replicas, min_gain, written, stages, offers, diagnosis)
+            self.loop = Loop(remedy, acts=acts)
             self.loop.start(self._vote)
 
     def _bundle(self) -> Bundle:

@@ -341,7 +341,7 @@ def test_bad_input():
 def test_of_a_large_group_paths_are_watched_by_turns(monkeypatch):
     """An iteration costs the leader no more charts than those of 16 ranks."""
     counts = []
-    watched = late_ranks._Watched
+    watched = late_ranks.Watched
 
     def counted(self, *args):
         counts[-1] += 1

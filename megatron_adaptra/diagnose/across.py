@@ -1,0 +1,214 @@
+"""The same stages of all replicas, compared where each replica is planned by itself.
+
+A leader compares its workers with their own past, and cannot see one that is slow from the start,
+nor a replica that gets slow as a whole. So leaders show rank 0 what their stages have measured. In
+one iteration some of them do, ROWS at most, by turns: each replica always with the same others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.diagnose.beside import BesideOthers, Search
+from megatron_adaptra.diagnose.book import FindingBook
+from megatron_adaptra.diagnose.finding import WORKER, Finding
+from megatron_adaptra.diagnose.replicas import Places, slow_replica
+from megatron_adaptra.diagnose.watch import Sight
+from megatron_adaptra.measure.report import read_report
+
+VERSION = 1
+ROWS = 64  # replicas that rank 0 compares in one iteration: some milliseconds of a thread
+KEPT = 8  # iterations that a leader shows at once: rank 0 looks a few times a second
+LAG = 2  # iterations until rank 0 takes those that are there: leaders report at their own time
+# Times as long as the same stage elsewhere: hosts of one job differ by a tenth or two in clocks,
+# memory and placement without any fault.
+LEAST = 1.5
+HELD = 3  # iterations in a row that show it: a leader finds the same from its own past by then
+_SKIPS = 256  # iterations, at most, in which nothing is shown after the store has not answered
+
+Show = Callable[[str, str], bool]
+_Subject = tuple[int, int | None]  # a replica, and its stage; None for all of them
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """A StageTimes holds an `iteration` of one pipeline, by stage.
+
+    `seconds`: of the iteration before; None if not known. `walls`: seconds by kind of op, as in a
+    StageReport. `waits`: what ops on its host wait for a core, per second that they compute.
+    """
+
+    iteration: int
+    seconds: float | None
+    walls: Mapping[int, Mapping[str, float]]
+    waits: Mapping[int, float]
+
+    @classmethod
+    def read(cls, text: str) -> list[StageTimes]:
+        """Return the rows that `text` holds. Raises BadMessage, as StageReport.from_json."""
+        return [read_report(cls, row, VERSION) for row in json.loads(text)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an object for json.dump, which `read` reads in a list."""
+        return {"version": VERSION, **vars(self)}
+
+
+def turns_of(replicas: int) -> int:
+    """Return in how many turns so many `replicas` show what they have measured."""
+    return -(-replicas // ROWS)
+
+
+class Shown:
+    """A Shown shows rank 0, in its turn, what the stages of one `replica` have measured.
+
+    Args:
+        replica: of so many `replicas`.
+        show: puts a text where rank 0 finds it by a key; False where that has failed.
+    """
+
+    def __init__(self, replica: int, replicas: int, show: Show) -> None:
+        self._replica, self._turns, self._show = replica, turns_of(replicas), show
+        self._rows: deque[StageTimes] = deque(maxlen=KEPT)
+        self._skips = self._skip = 0  # iterations: after the next failure, and still to come
+
+    def add(self, row: StageTimes) -> None:
+        """Take the `row` of an iteration; may wait for the store, which then has a pause."""
+        if self._replica and (row.iteration - self._replica) % self._turns:
+            return  # but rank 0's own replica shows how far the training is
+        self._rows.append(row)
+        if self._skip:
+            self._skip -= 1
+        elif self._show(key_of(self._replica), json.dumps([one.to_json() for one in self._rows])):
+            self._skips = 0
+        else:
+            self._skip = self._skips = min(_SKIPS, 2 * self._skips + 1)
+
+
+def key_of(replica: int) -> str:
+    """Return the key under which a `replica` shows what its stages have measured."""
+    return f"stages/{replica}"
+
+
+class Across:
+    """An Across finds, on rank 0, workers slower than the same stage of other replicas.
+
+    A replica all of whose stages are slow is one finding.
+
+    Args:
+        places: by replica, those of its workers, by stage.
+        book: gets what is found.
+        shown: returns the texts of those keys that have one.
+    """
+
+    def __init__(
+        self, places: Places, book: FindingBook,
+        shown: Callable[[Iterable[str]], Mapping[str, str]],
+    ) -> None:  # fmt: skip
+        self._places, self._book, self._shown = places, book, shown
+        self._stages, turns = len(places[0]), turns_of(len(places))
+        replicas = range(len(places))
+        self._groups = [replicas[turn::turns] for turn in range(turns)]
+        self._beside = [BesideOthers(self._stages, len(g), LEAST) for g in self._groups]
+        self._texts: dict[int, str] = {}  # by replica, as read last
+        self._rows: dict[int, dict[int, StageTimes]] = {}  # by iteration and replica
+        self._next = -1  # the iteration to compare next; -1 before the first one
+        self._known: dict[_Subject, Finding] = {}  # those that are open
+        self._search = Search("who is slower than the same stage of other replicas")
+
+    def look(self) -> None:
+        """Compare the iterations that are there by now. On one thread, beside the training."""
+        self._search.run(self._look)
+
+    def _look(self) -> None:
+        self._read(self._groups[0][:1])  # this rank's own: it shows what has been
+        newest = max((i for i, row in self._rows.items() if 0 in row), default=-1)
+        newest = max(newest, self._next)
+        if self._next < 0:
+            self._next = max(0, newest)
+        due = range(max(self._next, newest - KEPT * len(self._groups)), newest - LAG + 1)
+        for turn in sorted({iteration % len(self._groups) for iteration in due}):
+            self._read(self._groups[turn])
+        for iteration in due:
+            self._compare(iteration, self._rows.get(iteration, {}))
+        if due:
+            self._next = due.stop
+            self._rows = {i: row for i, row in self._rows.items() if i >= due.stop}
+
+    def _read(self, replicas: Iterable[int]) -> None:
+        keys = {key_of(replica): replica for replica in replicas}
+        for key, text in self._shown(keys).items():
+            replica = keys[key]
+            if self._texts.get(replica) == text:
+                continue
+            self._texts[replica] = text
+            for row in StageTimes.read(text):
+                if row.iteration >= self._next:
+                    self._rows.setdefault(row.iteration, {})[replica] = row
+
+    def _compare(self, iteration: int, rows: Mapping[int, StageTimes]) -> None:
+        took = [row.seconds for row in rows.values() if row.seconds is not None]
+        if took:
+            self._book.took(iteration - 1, max(took))
+        turn, stages = iteration % len(self._groups), self._stages
+        group, beside = self._groups[turn], self._beside[turn]
+        walls: dict[int, Mapping[str, float]] = {}
+        waits: dict[int, float] = {}
+        for place, replica in enumerate(group):
+            if (row := rows.get(replica)) is not None:
+                walls |= {place * stages + stage: wall for stage, wall in row.walls.items()}
+                waits |= {place * stages + stage: share for stage, share in row.waits.items()}
+        if not walls:
+            return
+        beside.update(iteration, walls, waits)
+        now = {s: found for s, found in self._known.items() if s[0] not in group}
+        for place, replica in enumerate(group):
+            now |= self._of_replica(iteration, replica, place * stages, beside)
+        self._book.update(iteration, dict(now.items()))
+        self._known = {s: found for s, found in now.items() if found.until is None}
+
+    def _of_replica(
+        self, iteration: int, replica: int, first: int, beside: BesideOthers
+    ) -> dict[_Subject, Finding]:
+        """Return what is slow in a `replica`, and what is so no more.
+
+        `first`: number of its first stage in `beside`.
+        """
+        workers = range(first, first + self._stages)
+        slow = {
+            worker - first: beside.slow[worker]
+            for worker in workers
+            if beside.held.get(worker, 0) >= HELD
+        }
+        whole, each = (replica, None), [(replica, stage) for stage in range(self._stages)]
+        found: dict[_Subject, Finding] = {}
+        # Its stages do not recover in the same iteration: it is one finding until all have.
+        if len(slow) == self._stages or (slow and whole in self._known):
+            one = slow_replica(self._places[replica], _middle(list(slow.values())))
+            found[whole] = replace(one, covers=frozenset(each))
+        else:
+            found |= {(replica, stage): self._worker(replica, stage, slow[stage]) for stage in slow}
+        ends = [beside.well[worker].since for worker in workers if worker in beside.well]
+        for subject in (whole, *each):
+            if subject in self._known and whole not in found and subject not in found:
+                until = min(ends, default=iteration)
+                found[subject] = replace(self._known[subject], takes=1.0, until=until)
+        return found
+
+    def _worker(self, replica: int, stage: int, sight: Sight) -> Finding:
+        return Finding(
+            WORKER, (self._places[replica][stage],), sight.since, sight.now, 1.0, sight.agree,
+            sight.samples, beside="the same stage of other replicas",
+        )  # fmt: skip
+
+
+def _middle(sights: Sequence[Sight]) -> Sight:
+    """Return one sight for all `sights`, which are of the stages of one replica."""
+    return Sight(
+        median(one.now for one in sights), 1.0, max(one.since for one in sights),
+        min(one.agree for one in sights), min(one.samples for one in sights),
+    )  # fmt: skip
