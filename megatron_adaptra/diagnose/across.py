@@ -164,7 +164,7 @@ class Across:
                 waits |= {place * stages + stage: share for stage, share in row.waits.items()}
         if not walls:
             return
-        beside.update(iteration, walls, waits)
+        beside.update(iteration, walls, lambda worker: waits.get(worker, 0.0))
         now = {s: found for s, found in self._known.items() if s[0] not in group}
         for place, replica in enumerate(group):
             now |= self._of_replica(iteration, replica, place * stages, beside)

@@ -36,6 +36,8 @@ class Search:
 class BesideOthers:
     """A BesideOthers finds slow ones among workers, each beside the same stage of other replicas.
 
+    A worker without other replicas stands beside its own past.
+
     Args:
         stages, replicas: see SlowWorkers.
         least: times as long as others, from which on one is slow; it stays so down to SLOW.
@@ -55,15 +57,15 @@ class BesideOthers:
         self,
         iteration: int,
         walls: Mapping[int, Mapping[str, float]],
-        waits: Mapping[int, float],
+        waits: Callable[[int], float],
     ) -> None:
         """Take an `iteration`.
 
         Args:
             iteration: its number.
             walls: by worker, seconds by kind of op; see SlowWorkers.
-            waits: by worker, seconds that ops on its host waited for a core, per second that they
-                computed: such ops compute longer, too, as caches and clocks are shared.
+            waits: returns, by worker, the seconds that ops on its host waited for a core, per
+                second that they computed: such ops compute longer, as caches and clocks are shared.
         """
         self._workers.update(walls)
         for worker, log in self._workers.logs.items():
@@ -74,7 +76,7 @@ class BesideOthers:
         for worker in {*before, *(w for w, factor in factors.items() if factor >= SLOW)}:
             factor, samples = factors[worker], self._samples[worker]
             known = before.get(worker)
-            least = self._least * (1 + waits.get(worker, 0.0))
+            least = self._least * (1 + waits(worker))
             if factor >= (least if known is None else min(least, SLOW)):
                 sight = Sight(factor, 1.0, *samples.since(0.0, math.log(factor)))
                 since = sight.since if known is None else known.since

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
-from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.diagnose.across import StageTimes
+from megatron_adaptra.diagnose.beside import Search
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import (
     GARBAGE,
@@ -82,7 +82,7 @@ class PipelineDiagnosis:
         self._thin: set[Link] = set()
         self._ports: dict[int, set[Link]] = {}  # by worker whose port is thin, its links
         self._queues = {host: Queue() for host in {worker.host for worker in workers}}
-        self._over = False  # it has failed
+        self._search = Search("who is slow")
 
     def update(
         self,
@@ -94,13 +94,7 @@ class PipelineDiagnosis:
 
         An error ends the diagnosis alone, with one line: plans go on without it.
         """
-        if self._over:
-            return
-        try:
-            self._update(iteration, rows, estimator)
-        except Exception as error:
-            self._over = True
-            log_line(f"who is slow is not looked for any more, {GOES_ON}: {error!r}")
+        self._search.run(self._update, iteration, rows, estimator)
 
     def _update(
         self,

@@ -65,7 +65,7 @@ class ReplicaDiagnosis:
         if not speeds.each:
             return
         walls = {replica: {_KIND: seconds} for replica, seconds in speeds.each.items()}
-        self._beside.update(row.iteration, walls, {})
+        self._beside.update(row.iteration, walls, lambda replica: 0.0)
         now: dict[Hashable, Finding] = {}
         for replica, sight in self._beside.slow.items():
             because = self._explains(replica)

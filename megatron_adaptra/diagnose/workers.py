@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple
 
 from megatron_adaptra.diagnose.alike import AlikeStages
+from megatron_adaptra.diagnose.beside import BesideOthers
 from megatron_adaptra.diagnose.finding import STAGE, WORKER, Finding, Places
-from megatron_adaptra.diagnose.watch import Samples, Sight
+from megatron_adaptra.diagnose.watch import Sight
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
+from megatron_adaptra.measure.slow_workers import SLOW
 
 SLOW_ALONE = 1.5  # times as long as before, from which on a worker without peers is slow
 
 Seconds = Mapping[str, float]
 Waits = Callable[[int], float]
-
-
-class Changes(NamedTuple):
-    """A set of changes has a Sight of those that are `slow`, and of those that are `well` again."""
-
-    slow: dict[int, Sight]
-    well: dict[int, Sight]
-
-
-class _Factors:
-    """A _Factors follows which of `stages` times `replicas` are slow, as SlowWorkers finds them.
-
-    `least`: times as long as normally, from which on they are.
-    """
-
-    def __init__(self, stages: int, replicas: int, least: float) -> None:
-        self._detector, self._least = SlowWorkers(stages, replicas), least
-        self._samples = [Samples() for _ in range(stages * replicas)]
-        self._slow: dict[int, Sight] = {}
-
-    def update(self, iteration: int, walls: Mapping[int, Seconds], waits: Waits) -> Changes:
-        """Take seconds by kind of op, as SlowWorkers. `waits`: see AlikeStages."""
-        self._detector.update(walls)
-        for one, log in self._detector.logs.items():
-            self._samples[one].add(iteration, log)
-        self._detector.accept()
-        well: dict[int, Sight] = {}
-        for one, factor in self._detector.factors().items():
-            before = self._slow.get(one)
-            # Ops that share a core with others' compute longer, too: caches and clocks are shared.
-            least = self._least * (1 + waits(one))
-            if factor >= (least if before is None else min(least, SLOW)):
-                sight = Sight(factor, 1.0, *self._samples[one].since(0.0, math.log(factor)))
-                if before is not None:
-                    sight = sight._replace(since=before.since)
-                self._slow[one] = sight
-            elif before is not None:
-                del self._slow[one]
-                since = self._samples[one].since(math.log(before.now), 0.0)
-                well[one] = Sight(1.0, 1.0, *since)
-        return Changes(dict(self._slow), well)
+Sights = Mapping[int, Sight]
 
 
 class WorkerDiagnosis:
@@ -68,8 +27,8 @@ class WorkerDiagnosis:
 
     def __init__(self, places: Places, stages: int, replicas: int) -> None:
         self._places, self._stages, self._replicas = places, stages, replicas
-        self._peers = _Factors(stages, replicas, SLOW) if replicas > 1 else None
-        self._past = _Factors(stages, 1, SLOW_ALONE)
+        self._peers = BesideOthers(stages, replicas, SLOW) if replicas > 1 else None
+        self._past = BesideOthers(stages, 1, SLOW_ALONE)
         self._alike = AlikeStages(stages)
 
     def update(
@@ -83,32 +42,34 @@ class WorkerDiagnosis:
         def most(stage: int) -> float:
             return max(waits(worker) for worker in workers[stage])
 
-        past = self._past.update(iteration, stages, most)
+        self._past.update(iteration, stages, most)
         took = {stage: seconds for stage, wall in stages.items() if (seconds := _seconds(wall))}
         layers = {stage: rows[workers[stage][0]].layers for stage in took}
         self._alike.update(iteration, took, layers, most)
         if self._peers is None:
-            return self._stage_findings(past, WORKER)
-        peers = self._peers.update(iteration, walls, waits)
-        found = self._findings(peers, WORKER, {worker: (worker,) for worker in walls | peers.slow})
+            return self._stage_findings(WORKER)
+        self._peers.update(iteration, walls, waits)
+        slow, well = self._peers.slow, self._peers.well
+        found = self._findings(slow, well, WORKER, {worker: (worker,) for worker in walls | slow})
         if self._stages > 1:  # what all stages share is no stage's, and here is one
-            for subject, finding in self._stage_findings(past, STAGE).items():
+            for subject, finding in self._stage_findings(STAGE).items():
                 found = {s: one for s, one in found.items() if s not in finding.covers}
                 found[subject] = finding
         return found
 
-    def _stage_findings(self, past: Changes, kind: str) -> dict[Hashable, Finding]:
+    def _stage_findings(self, kind: str) -> dict[Hashable, Finding]:
+        past = self._past
         for stage in (*past.slow, *past.well):
             self._alike.forget(stage)  # it has a past that shows more
         slow, well = {**self._alike.slow, **past.slow}, {**self._alike.well, **past.well}
         where = {stage: self._of(stage) for stage in range(self._stages)}
-        return self._findings(Changes(slow, well), kind, where)
+        return self._findings(slow, well, kind, where)
 
     def _findings(
-        self, changes: Changes, kind: str, where: Mapping[int, tuple[int, ...]]
+        self, slow: Sights, well: Sights, kind: str, where: Mapping[int, tuple[int, ...]]
     ) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}
-        for over, sights in ((True, changes.well), (False, changes.slow)):
+        for over, sights in ((True, well), (False, slow)):
             for one, sight in sights.items():
                 workers = where[one]
                 finding = Finding(
