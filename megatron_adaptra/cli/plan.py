@@ -122,8 +122,8 @@ def _show(
             flags,
             ms(p.predicted),
             _times(stock, p.predicted),
-            brief(p.schedule.warmup),
-            brief(p.peak_in_flight),
+            brief(p.schedule.warmup, whole=True),
+            brief(p.peak_in_flight, whole=True),
             _most(job, p),
         )
         for flags, p in plans
