@@ -6,6 +6,7 @@ Words are replaced before they are parsed, so that no parser knows an old flag.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from megatron_adaptra.cli.output import note
@@ -68,6 +69,8 @@ def _rules_of(key: str, value: Any) -> list[str]:
 
 def renewed(words: Sequence[str], command: str | None) -> list[str]:
     """Return the `words` of a `command` line with the flags of today; print each replacement."""
+    if command == "demo":
+        return _renewed_demo(words)
     out: list[str] = []
     rest = list(words)
     while rest:
@@ -88,6 +91,62 @@ def renewed(words: Sequence[str], command: str | None) -> list[str]:
         else:
             out.append(word)
     return out
+
+
+# Of the demo: flags that take one value, those that take entries with commas between, and rules.
+_ONE = ("--delay", "--bandwidth", "--from-iteration", "--to-iteration")
+_ENTRIES = ("--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica")
+_WHOLE_RUN = ("--emulate-link", "--emulate-worker", "--host")
+
+
+def _renewed_demo(words: Sequence[str]) -> list[str]:
+    """Return the `words` of a demo with one `--slow` for each thing that gets slow."""
+    kept: list[str] = []
+    old: dict[str, list[str]] = {}
+    rest = list(words)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in (*_ONE, *_ENTRIES, *_WHOLE_RUN, "--data-parallel"):
+            kept.append(flag + equals + value)
+            continue
+        value = value if equals or not rest else rest.pop(0)
+        if flag == "--data-parallel":
+            note("--data-parallel goes with the next release: write --replicas")
+            kept += ["--replicas", value]
+        else:
+            old.setdefault(flag, []).append(value)
+    if not old:
+        return kept
+    one = {flag: old[flag][-1] for flag in _ONE if flag in old}
+    span = ""
+    if "--from-iteration" in one or "--to-iteration" in one:
+        count = _value(kept, "--iterations", 60)
+        first = one.get("--from-iteration", str(count // 3))
+        span = f"@{first}..{one.get('--to-iteration', str(2 * count // 3))}"
+    named = {flag: [e for text in old.get(flag, []) for e in text.split(",")] for flag in _ENTRIES}
+    rules = [rule for flag in _ENTRIES[1:] for rule in named[flag]]
+    links = named["--slow-link"]
+    stages = _value(kept, "--stages", 4)
+    if not links and not rules and not any(flag in old for flag in _WHOLE_RUN):
+        links = [f"{stages - 2}-{stages - 1}"]
+    how = one.get("--delay") or one.get("--bandwidth") or "40ms"
+    if "--delay" in one and "--bandwidth" in one:
+        how += f",bandwidth={one['--bandwidth']}"
+    late = bool(named["--late-rank"])
+    new = [f"{rule}{span}" for rule in (*(f"{link}:{how}" for link in links), *rules)]
+    new += [rule if late else f"{rule}{span}" for rule in old.get("--host", [])]
+    for text in (*old.get("--emulate-link", []), *old.get("--emulate-worker", [])):
+        new.append(text if "@" in text or text.endswith((".yaml", ".yml")) else f"{text}@0..")
+    slow = [word for rule in new for word in ("--slow", rule)]
+    note(f"{', '.join(old)} go with the next release: write {' '.join(slow)}")
+    return [*kept, *slow]
+
+
+def _value(words: Sequence[str], flag: str, default: int) -> int:
+    """Return the number that `words` have for `flag`."""
+    texts = [after for word, after in pairwise((*words, "")) if word == flag]
+    texts += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return int(texts[-1]) if texts and texts[-1].isdecimal() else default
 
 
 def _with_a_line(flag: str, new: list[str]) -> list[str]:

@@ -84,15 +84,18 @@ class _Job:
         if self.replicas == 1:
             if "worker_budget" in self.values:
                 raise BadInput(self.field("worker_budget"), self.values["worker_budget"], _SEVERAL)
-            scaled = {
-                name: tuple(
-                    v * times.get(i, 1.0) for i, v in enumerate(getattr(self.pipeline, name))
-                )
-                for name in ("forward", "backward_input", "backward_weight")
-            }
             known = self.pipeline
+
+            def scaled(seconds: tuple[float, ...]) -> tuple[float, ...]:
+                return tuple(one * times.get(stage, 1.0) for stage, one in enumerate(seconds))
+
             return replace(
-                known, links={**known.links, **links}, ports={**known.ports, **ports}, **scaled
+                known,
+                forward=scaled(known.forward),
+                backward_input=scaled(known.backward_input),
+                backward_weight=scaled(known.backward_weight),
+                links={**known.links, **links},
+                ports={**known.ports, **ports},
             ), None
         self._refuse_unplanned(links)
         try:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.emulate.rules import LONGEST_RULE
+from megatron_adaptra.emulate.rules import LONGEST_RULE, PERIOD, parts_of
 
 LINK, WORKER, PORT, DEAD, REPLICA, LATE = "link", "worker", "port", "dead", "replica", "late"
 KINDS = (LINK, WORKER, PORT, DEAD, REPLICA, LATE)
@@ -26,6 +26,7 @@ SYNTAX = (
     "worker), 2:2x (a replica)"
 )
 _RULE = re.compile(r"([^:@]+):([^:@]+)(@[^:@]*)?")
+_TIMED = re.compile(rf"([^:@]+):([^:@]+){PERIOD}", re.ASCII)
 _ANOTHER = re.compile(r",(?=[^,=]*:)")  # a comma before another rule, not before an option of one
 
 
@@ -69,3 +70,14 @@ def _kind(text: str, field: str) -> str:
     if "." in about:
         return WORKER
     return REPLICA if how.endswith("x") else LATE
+
+
+def period_of(text: str, field: str) -> tuple[float, float]:
+    """Return the iterations in which the rule `text` holds: the first, and the one after the last.
+
+    `field`: for errors. Raises BadInput.
+    """
+    _, _, first, end, timed = parts_of(_TIMED, text, field, SYNTAX)
+    if timed:
+        raise BadInput(field, text, "its period has to be iterations, such as @10..20")
+    return first, end

@@ -63,7 +63,7 @@ JOB_WORDS = {
 OTHER_WORDS = {
     "demo --stages": "1 100000000 x",
     "demo --microbatches": "0 1000000000",
-    "demo --data-parallel": "0 100000",
+    "demo --replicas": "-1 100000",
     "demo --hidden-size": "6 1000000000",
     "demo --seq-length": "1 10000000000",
     "demo --iterations": "1 1000000000000",
@@ -71,16 +71,10 @@ OTHER_WORDS = {
     "demo --num-layers": "3",
     "demo --dropout": "nan 1 -0.1 x",
     "demo --text": "/nowhere '' LONG /dev/zero /dev/null",
-    "demo --delay": "40 1e300s -1ms '' LONGms nan",
-    "demo --slow-link": "2 0-3 ٢-٣ LONG-1 ,",
-    "demo --emulate-link": "2-3 2-3:1ms@..... 2-3:1ms@5..1 2-3:1ms,loss=1% /nowhere.yaml "
-    "LONG-1:1ms 2-3:1ms,bandwidth=1e-300B/s 0.1-1.2:1ms LONG.1-0.2:1ms",
-    "demo --emulate-worker": "1.1:2x 0.1:2x@5..1 0.1:2x@5s..9s /nowhere.yaml",
-    "demo --slow-worker": "1.1:2x 0.1:2 0.1:0.5x 0.1:LONGx 0.1:2x, 0.1:2x@3..5",
-    "demo --slow-worker 0.1:2x --delay": "3ms",
-    "demo --slow-path": "0.1-0.2 0-1:1ms 0.0-0.2:1ms 0.1-0.2:1ms,loss=1% 0.1-0.2:1ms@9..",
-    "demo --from-iteration": "90",
-    "demo --to-iteration -5 --from-iteration": "70",
+    "demo --slow": "2 0-3:1ms ٢-٣:1ms LONG-1:1ms , 2-3:40 2-3:1e300s 2-3:-1ms 2-3: 2-3:LONGms "
+    "2-3:nan 2-3:1ms@..... 2-3:1ms@5..1 2-3:1ms,loss=1% /nowhere.yaml 2-3:1ms,bandwidth=1e-300B/s "
+    "0.1-1.2:1ms LONG.1-0.2:1ms 1.1:2x 0.1:2x@5..1 0.1:2x@5s..9s 0.1:0.5x 0.1:LONGx 0.1:2x, "
+    "0.0-0.2:1ms 0.1:dead 1:2x 1:2ms 0.1:2MB/s 2-3:1ms@90.. 2-3:1ms@1.5..3",
     "demo --chunks": "-1",
     "demo --chunks 5 --microbatches": "7",
     "demo --policy zb-h1 --engine": "native",
