@@ -38,7 +38,7 @@ def slow_replicas(values: Mapping[str, Any], field: Field = str) -> bool:
 
     `field`: gives the name of a key as the user wrote it. Raises BadInput.
     """
-    return bool(_rules(values, field)[REPLICA])
+    return bool(_slow_rules(values, field)[REPLICA])
 
 
 def slow_conditions(
@@ -57,7 +57,7 @@ def slow_conditions(
     return _Job(values, conditions, field).conditions()
 
 
-def _rules(values: Mapping[str, Any], field: Field) -> dict[str, list[str]]:
+def _slow_rules(values: Mapping[str, Any], field: Field) -> dict[str, list[str]]:
     """Return the rules under `slow` in `values`, by kind; a plan is of when they hold."""
     given = values.get("slow", [])
     given = [given] if isinstance(given, str) else given
@@ -72,7 +72,7 @@ class _Job:
     def __init__(self, values: Mapping[str, Any], pipeline: Conditions, field: Field) -> None:
         self.values, self.pipeline, self.field = values, pipeline, field
         self.slow = field("slow")
-        self.rules = _rules(values, field)
+        self.rules = _slow_rules(values, field)
         self.replicas = self._replicas()
         self.workers = pipeline.stages * self.replicas
         for text in self.rules[LATE]:
