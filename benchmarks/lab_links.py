@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from run_records import Recorded, read_record
 
 ROWS = {
-    "20 MB/s": ["--delay", "0ms", "--bandwidth", "20MB/s"],
-    "40 ms": ["--delay", "40ms"],
-    "both": ["--delay", "40ms", "--bandwidth", "20MB/s"],
+    "20 MB/s": "20MB/s",
+    "40 ms": "40ms",
+    "both": "40ms,bandwidth=20MB/s",
 }
 AFTER = 10  # iterations
 
 
-def train(folder: Path, flags: list[str], options: argparse.Namespace) -> Recorded:
+def train(folder: Path, slow: str, options: argparse.Namespace) -> Recorded:
     """Run the demo, unless it has run, and read its record."""
     path = folder / "replica-0.jsonl"
     if path.exists():
@@ -41,9 +41,10 @@ def train(folder: Path, flags: list[str], options: argparse.Namespace) -> Record
     begin, end = options.healthy, options.healthy + options.slow
     command = [
         sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--out", str(folder),
-        "--iterations", str(end), "--from-iteration", str(begin), "--to-iteration", str(end),
+        "--iterations", str(end),
+        "--slow", f"{options.stages - 2}-{options.stages - 1}:{slow}@{begin}..{end}",
         "--seq-length", str(options.seq_length), "--hidden-size", str(options.hidden_size),
-        "--microbatches", str(options.microbatches), "--stages", str(options.stages), *flags,
+        "--microbatches", str(options.microbatches), "--stages", str(options.stages),
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=options.timeout

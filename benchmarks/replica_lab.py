@@ -33,10 +33,10 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rules = [f"{arguments.path}:{arguments.delay}@{a}..{b}" for a, b in spans]
     command = [
         sys.executable, "-m", "megatron_adaptra", "demo", "--json", "--netlab",
-        "--out", str(folder), "--reroute", "swap", "--data-parallel", str(REPLICAS),
+        "--out", str(folder), "--reroute", "swap", "--replicas", str(REPLICAS),
         "--stages", str(STAGES), "--microbatches", str(MICROBATCHES), "--hidden-size", "32",
         "--seq-length", "32", "--iterations", str(spans[-1][1] + HEALTHY),
-        *(word for rule in rules for word in ("--emulate-link", rule)),
+        *(word for rule in rules for word in ("--slow", rule)),
         *workers(REPLICAS, STAGES),
     ]  # fmt: skip
     done = subprocess.run(

@@ -35,8 +35,8 @@ FROM, TO = 24, 84  # the demo prints a line every 8 iterations
 
 def workers(replicas: int, stages: int, *first: str) -> list[str]:
     """Flags that make all workers slow in the whole run; rules that come `first` count before."""
-    others = (f"{r}.{s}:{SLOW[s]}x" for r in range(replicas) for s in range(stages))
-    return [word for rule in (*first, *others) for word in ("--emulate-worker", rule)]
+    others = (f"{r}.{s}:{SLOW[s]}x@0.." for r in range(replicas) for s in range(stages))
+    return [word for rule in (*first, *others) for word in ("--slow", rule)]
 
 
 JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microbatches, flags
@@ -45,10 +45,10 @@ JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microb
     ),
     "2 x 3 x 8, a path of 40 ms": (
         2, 3, 8,
-        [*workers(2, 3), "--emulate-link", f"0.1-0.2:40ms@{FROM}..", "--reroute", "swap"],
+        [*workers(2, 3), "--slow", f"0.1-0.2:40ms@{FROM}..", "--reroute", "swap"],
     ),
     "2 x 2 x 8, a worker stopped": (2, 2, 8,
-        ["--reroute", "auto", "--emulate-worker", f"0.0:1x@{FROM}..{TO}"],
+        ["--reroute", "auto", "--slow", f"0.0:1x@{FROM}..{TO}"],
     ),
 }  # fmt: skip
 HIDDEN = {"2 x 2 x 8, a worker stopped": 192}  # ops that take about a period
@@ -72,7 +72,7 @@ def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, A
     replicas, stages, count, flags = JOBS[name]
     command = [
         sys.executable, "-m", "megatron_adaptra", "demo", "--json", "--out", str(folder / "demo"),
-        "--data-parallel", str(replicas), "--stages", str(stages), "--microbatches", str(count),
+        "--replicas", str(replicas), "--stages", str(stages), "--microbatches", str(count),
         "--hidden-size", str(HIDDEN.get(name, 32)), "--seq-length", "32",
         "--iterations", str(TO), *flags,
     ]  # fmt: skip

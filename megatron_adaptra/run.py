@@ -7,6 +7,7 @@ Without `--adaptra` among the flags the script runs exactly as by itself.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import runpy
@@ -19,6 +20,7 @@ from megatron_adaptra.base.errors import AdaptraError, BadFile, BadInput, line_o
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.base.package import SAFE_PATH, command, prefer_installed, script
 from megatron_adaptra.base.units import whole
+from megatron_adaptra.config import add_flags
 from megatron_adaptra.launch.failures import recorded
 
 USAGE = """\
@@ -26,7 +28,7 @@ usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags
        adaptra run [options of torchrun] SCRIPT [the script's flags] [--adaptra ...]
 
 Runs a Megatron entry script (pretrain_gpt.py, pretrain_mamba.py, your own) from an unmodified
-checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags."""
+checkout. --adaptra switches the plugin on (docs/flags.md)."""
 FLAG = "--adaptra"
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
 _SCRIPT = "name a Python file, such as pretrain_gpt.py (see adaptra run --help)"
@@ -41,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
-        print(USAGE)
+        flags = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+        print(f"{USAGE}\n\n{add_flags(flags).format_help()}", end="")
         return 0
     try:
         if not words:

@@ -40,8 +40,8 @@ names, not NODE_RANK (torchrun's c10d rendezvous sorts them). Options win over v
 ADAPTRA_PYTHON chooses the Python (default: python on PATH): 3.10 or newer up to Megatron-LM 0.16,
 3.12 or newer from 0.17 on.
 
-Packages on a machine without a GPU (--smoke), besides torch: numpy einops regex pyyaml packaging
-six wrapt pybind11 triton (stock Megatron-LM imports triton, which CPU builds of torch leave out).
+Packages on a machine without a GPU (--smoke), besides torch: numpy einops pydantic regex pyyaml
+packaging six wrapt pybind11 triton (stock Megatron-LM imports triton, which CPU builds of torch leave out).
 Plus make and g++: Megatron compiles a helper at its first start.
 EOF
 }
@@ -66,7 +66,7 @@ check_checkout() {
 # A machine without a GPU lacks what Megatron needs: report what is missing, build the helper.
 prepare_smoke() {
   local helper=$megatron/megatron/core/datasets/helpers_cpp$suffix missing
-  local -a modules=(torch numpy einops regex yaml packaging six triton wrapt)
+  local -a modules=(torch numpy einops pydantic regex yaml packaging six triton wrapt)
   [ -f "$helper" ] || modules+=(pybind11)
   missing=$("$python" -c 'import importlib.util as i, sys; print(*(m for m in sys.argv[1:] if i.find_spec(m) is None))' "${modules[@]}")
   [ -z "$missing" ] || refuse "$python lacks: $missing; install with: $python -m pip install ${missing/yaml/pyyaml}"
@@ -132,6 +132,7 @@ launch() {
     CUDA_DEVICE_MAX_CONNECTIONS=1 "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
   )
   if [ -n "$smoke" ]; then
+    [[ " ${set[*]}" != *" pipeline-model-parallel-size="* ]] || refuse "--set pipeline-model-parallel-size: --smoke has a stage for each of its processes; set --gpus-per-node to 2 or 4"
     [ -z "$given$data" ] || refuse "--smoke brings its own model and data; leave out --model and --data"
     case $world in 2 | 4) ;; *) refuse "--smoke runs in 2 or 4 processes, not $world; set --gpus-per-node" ;; esac
     model=$root/configs/smoke/$family.yaml

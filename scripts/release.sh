@@ -69,8 +69,8 @@ for file in "$scratch"/dist/*; do
     cd "$scratch" # not where this checkout would be imported
     printed=$(venv/bin/adaptra --version)
     [ "$printed" = "adaptra $version" ] || die 1 "adaptra --version prints '$printed', not $version"
-    venv/bin/adaptra plan --stages 4 --microbatches 12 --forward-ms 9 --backward-input-ms 10 \
-      --backward-weight-ms 6 --link-delay-ms 0,0,60 --json >/dev/null || die 1 "adaptra plan failed"
+    venv/bin/adaptra plan --stages 4 --microbatches 12 --forward-ms 9 --set backward_input_ms=10 \
+      --set backward_weight_ms=6 --slow 2-3:60ms --json >/dev/null || die 1 "adaptra plan failed"
     venv/bin/python - "$version" <<'END' || die 1 "what was installed is not complete"
 import importlib.metadata, sys
 import megatron_adaptra.cli.main, megatron_adaptra.netlab.lab, megatron_adaptra.base.processes, megatron_adaptra.run

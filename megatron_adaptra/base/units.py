@@ -47,17 +47,18 @@ def number(text: str) -> float:
     return float(text)
 
 
-def brief(values: Iterable[float], most: int = 40) -> str:
+def brief(values: Iterable[float], most: int = 40, whole: bool = False) -> str:
     """Write the `values` of all stages in about `most` characters at the most.
 
-    With commas between where that fits, else equal neighbours as `26 x 64`, else not all of them.
+    With commas between where that fits, else equal neighbours as `26 x 64`, else not all of them,
+    unless they have to be there as a `whole`.
     """
     words = [f"{value:g}" for value in values]
     if len(text := ",".join(words)) <= most:
         return text
     runs = [(word, len(list(same))) for word, same in groupby(words)]
     words = [word if count == 1 else f"{word} x {count}" for word, count in runs]
-    if len(text := ", ".join(words)) <= most:
+    if len(text := ", ".join(words)) <= most or whole:
         return text
     kept = 1
     while kept + 2 < len(words) and len(", ".join([*words[: kept + 1], "...", words[-1]])) <= most:

@@ -69,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--json", action="store_true", help="print one JSON object")
     add_job(parser)
-    add_planning(parser)
+    add_planning(parser, policy=False)
     parser.set_defaults(run=run)
 
 

@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from megatron_adaptra.base.errors import BadInput, line_of
-from megatron_adaptra.base.units import number, parse_rate, parse_seconds, whole
+from megatron_adaptra.base.units import number, whole
 from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
-from megatron_adaptra.demo.hosts import PORTS
 from megatron_adaptra.demo.options import (
     DEMO_ENGINES,
     DROPOUT,
@@ -37,7 +36,7 @@ _D = DemoOptions()
 _MODEL: dict[str, _Flag] = {
     "--stages": (whole, "N", f"pipeline stages, one rank each (default: {_D.stages})"),
     "--microbatches": (whole, "N", f"microbatches per iteration (default: {_D.microbatches})"),
-    "--data-parallel": (whole, "N", f"replicas of the pipeline (default: {_D.data_parallel})"),
+    "--replicas": (whole, "N", f"data-parallel replicas (default: {_D.data_parallel})"),
     "--hidden-size": (whole, "N", f"hidden size (default: {_D.hidden_size})"),
     "--seq-length": (whole, "N", f"tokens per sequence (default: {_D.seq_length})"),
     "--iterations": (whole, "N", f"iterations, of each of the two (default: {_D.iterations})"),
@@ -48,7 +47,7 @@ _MODEL: dict[str, _Flag] = {
         number,
         "P",
         f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto and "
-        "--slow-replica: where microbatches move dropout falls on other values than in stock)",
+        "slow replicas: where microbatches move dropout falls on other values than in stock)",
     ),
     "--text": (
         str,
@@ -57,73 +56,21 @@ _MODEL: dict[str, _Flag] = {
     ),
 }
 _LINKS: dict[str, _Flag] = {
-    "--slow-link": (
+    "--slow": (
         list,
-        "A-B",
-        "link that gets slow, 2-3 (both ways) or 2>3 (one way), in every replica; repeat it "
-        "or separate several by commas (default: the last link, unless something else is slow)",
-    ),
-    "--slow-worker": (
-        list,
-        "R.S:Nx",
-        "worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
-        "separate several by commas",
-    ),
-    "--slow-path": (
-        list,
-        "PATH:TIME",
-        "path between two workers that gets slower by TIME, 0.1-0.2:40ms or 0.1>1.2:40ms; "
-        "may be repeated",
-    ),
-    "--late-rank": (
-        list,
-        "RANK:TIME",
-        "data-parallel rank that comes late to its gradients, at every stage, such as 2:30ms; "
-        "repeat it or separate several by commas (--adaptra-allreduce auto finds it)",
-    ),
-    "--slow-replica": (
-        list,
-        "R:Nx",
-        "data-parallel replica all of whose workers take N times as long, such as 2:2x; "
-        "repeat it or separate several by commas (--adaptra-sync share finds it, and gives it "
-        "fewer microbatches)",
-    ),
-    "--delay": (str, "TIME", "how much slower (default: 40ms, or 0ms beside --bandwidth)"),
-    "--bandwidth": (
-        str,
-        "RATE",
-        "what the slow links carry, such as 20MB/s (default: no limit)",
-    ),
-    "--from-iteration": (whole, "N", "first slow iteration (default: a third of the run)"),
-    "--to-iteration": (
-        whole,
-        "N",
-        "first iteration that is not slow any more (default: two thirds of the run)",
-    ),
-    "--emulate-link": (
-        list,
-        "RULE",
-        "instead of the nine above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
-        "YAML; may be repeated",
-    ),
-    "--emulate-worker": (
-        list,
-        "RULE",
-        "the same of workers: a rule such as 1.1:2x@10..20, or a scenario YAML; may be "
-        "repeated, and of several rules in force the first one counts",
+        "RULE[@A..B]",
+        "what gets slow, in iterations A up to B (default: the second third of the run), and may "
+        "be repeated: 2-3:40ms a link, both ways (2>3: one way), 2-3:10MB/s what it carries, "
+        "0.1-1.2:40ms a path between workers (replica.stage), 1.2:2x a worker, 2:2x a replica "
+        "(--adaptra-sync share gives it fewer microbatches), 2:30ms a data-parallel rank that "
+        "comes late to its gradients (--adaptra-allreduce auto finds it), 1.2:20MB/s the port of a "
+        "worker's host with --netlab, all:5MB/s each one, or a scenario YAML (default: 40ms on the "
+        "last link)",
     ),
     "--netlab": (
         bool,
         None,
         "one host per rank, joined by really slow links (see adaptra netlab); needs root",
-    ),
-    "--host": (
-        list,
-        "RULE",
-        "with --netlab: port of a host that gets slow, over all its links, and its rate each "
-        "way, such as 2:20MB/s; beside --late-rank the rate of the whole run, such as all:20MB/s "
-        f"or 3:10MB/s@10..20 (default then: {PORTS}); host R is rank R; may be repeated, and the "
-        "first that fits counts",
     ),
     "--no-emulation": (bool, None, "emulate nothing slow, because the network itself is slow"),
 }
@@ -139,7 +86,7 @@ _RUN: dict[str, _Flag] = {
         None,
         "plan all replicas together: swap, they exchange partners round slow paths; auto, "
         "single microbatches move round slow workers, too; off, each by itself (default: off; with "
-        "several replicas auto for --slow-worker, and for --slow-path swap, or auto with --engine "
+        "several replicas auto for a slow worker, and for a slow path swap, or auto with --engine "
         "executor)",
     ),
     "--policy": (
@@ -224,59 +171,21 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
         for one in fields(DemoOptions)
         if (value := vars(args).get(one.name)) is not None
     }
-    if args.delay is not None:
-        given["delay"] = parse_seconds(args.delay, "--delay")
-    if args.bandwidth is not None:
-        given["bandwidth"] = parse_rate(args.bandwidth, "--bandwidth")
-        if args.delay is None:  # a thin link, and nothing else
-            given["delay"] = 0.0
-    return DemoOptions(
-        **given,
-        slow_links=[part for text in args.slow_link for part in text.split(",")],
-        slow_workers=[part for text in args.slow_worker for part in text.split(",")],
-        slow_paths=args.slow_path,
-        late_ranks=[part for text in args.late_rank for part in text.split(",")],
-        slow_replicas=[part for text in args.slow_replica for part in text.split(",")],
-        hosts=args.host,
-        emulate=not args.no_emulation,
-    )
+    given["data_parallel"] = args.replicas or _D.data_parallel
+    return DemoOptions(**given, emulate=not args.no_emulation)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
-    slow = (
-        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica", "--host",
-        "--delay", "--bandwidth", "--from-iteration", "--to-iteration",
-    )  # fmt: skip
-    rules = ("--emulate-link", "--emulate-worker")
-    for flag, others, why in (
-        ("--emulate-link", slow, "whose rules give which link gets slow, how much and when"),
-        ("--emulate-worker", slow, "whose rules give which worker gets slow, how much and when"),
-        ("--no-emulation", (*slow, *rules), "with which nothing is made slow"),
-        ("--no-emulation", ("--netlab",), "for the laboratory makes links slow"),
-        ("--rank-from-env", ("--netlab",), "for the laboratory starts the ranks itself"),
+    for flag, other, why in (
+        ("--no-emulation", "--slow", "with which nothing is made slow"),
+        ("--no-emulation", "--netlab", "for the laboratory makes links slow"),
+        ("--rank-from-env", "--netlab", "for the laboratory starts the ranks itself"),
     ):
-        for other in others:
-            value = _given(args, other)
-            if value is not None and _given(args, flag) is not None:
-                raise BadInput(other, value, f"it has no place beside {flag}, {why}")
-    no_links = (args.slow_worker, args.slow_path, args.late_rank, args.slow_replica, args.host)
-    if not args.slow_link and any(no_links):
-        for flag in ("--delay", "--bandwidth"):
-            if (value := _given(args, flag)) is not None:
-                raise BadInput(flag, value, "it is of links: name one with --slow-link")
-    for flag in ("--from-iteration", "--to-iteration"):
-        value = _given(args, flag)
-        if value is not None and value < 0:
-            raise BadInput(flag, value, "it has to be an iteration, counted from 0")
-
-
-def _given(args: argparse.Namespace, flag: str) -> Any:
-    """Return the value of `flag`, a list joined by commas; None where the flag was not given."""
-    value = getattr(args, flag[2:].replace("-", "_"))
-    if isinstance(value, list):
-        return ",".join(value) or None
-    return None if value is False else value
+        values = [vars(args)[one[2:].replace("-", "_")] for one in (other, flag)]
+        if all(values):
+            value = ",".join(values[0]) if other == "--slow" else values[0]
+            raise BadInput(other, value, f"it has no place beside {flag}, {why}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from megatron_adaptra.base.errors import BadFile, BadInput, MissingPackage
 from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import add_job, in_words, title_of
-from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
+from megatron_adaptra.cli.output import console, print_json, progress, write, writing
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wants_shares
 from megatron_adaptra.cli.replicas.source import replica_plan_from
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for kind, path in files.items():
             if kind not in missing:
-                say(str(path))
+                print(path)
     if missing:
         raise MissingPackage("a PNG", ["matplotlib"], "'megatron-adaptra[plot]'")
     return 0

@@ -12,44 +12,35 @@ from typing import Any
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.units import number, whole
-from megatron_adaptra.cli.once import Once, OnceSwitch
+from megatron_adaptra.cli.once import Once
 from megatron_adaptra.cli.output import note
-from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
-from megatron_adaptra.cli.replica_job import (
-    add_replicas,
-    given_of_replicas,
-    replicas_in_words,
-    replicas_of,
-)
+from megatron_adaptra.cli.profile import KEYS, activation_bytes_of, conditions_of, load_profile
+from megatron_adaptra.cli.slow_job import replicas_in_words, slow_conditions, slow_replicas
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 
-_MS = "milliseconds; one number, or one per {} with commas between"
-_WHOLE = {
-    "stages": "pipeline stages",
-    "microbatches": "microbatches per iteration",
-    "chunks": "model chunks per stage, as of Megatron's interleaved schedule (default: 1)",
-}
-_NUMBERS = {
-    "forward_ms": "forward of a microbatch, " + _MS.format("stage"),
-    "backward_ms": "its whole backward, in the same form",
-    "backward_input_ms": "instead of --backward-ms: its part for the gradient of the input",
-    "backward_weight_ms": "instead of --backward-ms: its part for the gradients of the weights",
-    "link_delay_ms": "how much longer a message takes than on a healthy link, one per link; "
-    "with chunks, the link from the last stage to the first may follow",
-    "return_delay_ms": "the same for gradients, which go back (default: as --link-delay-ms)",
-    "link_jitter": "standard deviation of a link's delay, as a share of the delay (default: 0)",
-    "link_bandwidth": "bytes per second, such as 10MB/s or 1Gbit/s, one per link; needs "
-    "--message-bytes (default: no limit)",
-    "port_bandwidth": "what a stage sends, and receives, in all, over all its links, in the same "
-    "form, one per stage",
-    "message_bytes": "size of a message, such as 4MiB, for these two",
-    "activation_budget": "what a stage may hold of activations: microbatches (12), or bytes "
-    "(20GiB), which need --activation-bytes (default: no limit)",
-    "activation_bytes": "what the activations of a microbatch take on a stage, such as 400MB; "
-    "memory is then shown in bytes, too",
-    "optimizer_ms": "from the last backward to the end of the optimizer step (default: 0)",
-}
+_MS = "milliseconds; one number, or one per stage with commas between"
+# The flags of a job: key of a profile -> form of its value, help.
+_FLAGS = {
+    "stages": ("N", "pipeline stages"),
+    "microbatches": ("N", "microbatches of an iteration, in each replica"),
+    "replicas": ("N", "data-parallel replicas of the pipeline, which may run each other's "
+                 "microbatches (default: 1)"),
+    "forward_ms": ("X,...", "forward of a microbatch, " + _MS),
+    "backward_ms": ("X,...", "its whole backward, in the same form"),
+    "slow": ("RULE", "what is slow, and may be repeated: 2-3:40ms a link, both ways (2>3: one "
+             "way), 2-3:10MB/s what it carries, 0.1-1.2:40ms a path between workers "
+             "(replica.stage), 1.2:2x a worker, 2:2x a replica, 1.2:10MB/s a worker's port, "
+             "1.2:dead"),
+    "chunks": ("N", "model chunks per stage, as of Megatron's interleaved schedule (default: 1)"),
+    "message_bytes": ("X", "size of a message, such as 4MiB, for rates"),
+    "activation_budget": ("X,...", "what a stage may hold of activations: microbatches (12), or "
+                          "bytes (20GiB), which need --activation-bytes (default: no limit)"),
+    "activation_bytes": ("X,...", "what the activations of a microbatch take on a stage, such as "
+                         "400MB; memory is then shown in bytes, too"),
+}  # fmt: skip
+_WHOLE = ("stages", "microbatches", "chunks", "replicas")
+_SWITCHES = ("split", "recompute")
 _HEALTHY = ", all links healthy"
 _SINGLE = ("message_bytes", "optimizer_ms")
 # Values that may have a unit, and the end of that unit.
@@ -57,13 +48,9 @@ _UNITS = {
     "activation_budget": "B", "activation_bytes": "B", "message_bytes": "B", "link_bandwidth": "/s",
     "port_bandwidth": "/s",
 }  # fmt: skip
-_SWITCHES = {
-    "split": "let a backward run in two parts, input and weights (default: yes)",
-    "recompute": "let single microbatches be recomputed, to save memory (default: no)",
-}
 # The shape of a job for which only slow replicas are given.
 _SHAPE = {"stages": 1, "microbatches": 8, "forward_ms": 10.0, "backward_ms": 20.0}
-_EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-delay-ms 0,0,40"
+_EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --slow 2-3:40ms"
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -71,16 +58,19 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [flags]"
     parser.epilog = f"example: {parser.prog} {_EXAMPLE}"
     group = parser.add_argument_group("the job", "by flags, or by --profile FILE; flags win")
-    add = partial(group.add_argument, action=Once)
-    for key, text in _WHOLE.items():
-        add(_flag(key), dest=key, metavar="N", help=text)
-    for key, text in _NUMBERS.items():
-        add(_flag(key), dest=key, metavar="X" if key in _SINGLE else "X,...", help=text)
-    for key, text in _SWITCHES.items():
-        group.add_argument(_flag(key), dest=key, action=OnceSwitch, help=text)
-    add("--profile", metavar="FILE", help="YAML or JSON file with these settings")
-    add("--name", help="the job to take from a file that lists several")
-    add_replicas(parser)
+    for key, (form, text) in _FLAGS.items():
+        action = "append" if key == "slow" else Once
+        group.add_argument(_flag(key), dest=key, action=action, metavar=form, help=text)
+    text = "let single microbatches be recomputed, to save memory"
+    group.add_argument("--recompute", action="store_true", default=None, help=text)
+    rest = [key for key in KEYS if key not in (*_FLAGS, "recompute")]
+    for flag, form, text in (
+        ("--profile", "FILE", "YAML or JSON file with these settings"),
+        ("--name", "NAME", "the job to take from a file that lists several"),
+    ):
+        group.add_argument(flag, action=Once, metavar=form, help=text)
+    text = f"one more setting of a profile (docs/planner.md): {', '.join(rest)}"
+    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 @dataclass(frozen=True)
@@ -111,36 +101,34 @@ class Job:
 
 def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -> Job:
     """The job that flags and file describe, over `default`; raises BadInput."""
-    flags = {**_given(args), **given_of_replicas(args)}
+    flags = _given(args)
     values = {} if args.profile is None else load_profile(args.profile, args.name)
     if args.name and not args.profile:
         raise BadInput("--name", args.name, "it picks a job of --profile FILE, which is missing")
     if any(key.startswith("backward") for key in flags):
         values = {k: v for k, v in values.items() if not k.startswith("backward")}
     values = {**(default or {}), **values, **flags}
-    values, taken = _with_a_shape(values)
 
     def field(key: str) -> str:
         return _flag(key) if key in flags or not args.profile else key
 
-    conditions = conditions_of(values, field)
-    replicas = replicas_of(values, conditions, field)
+    whole_ones = slow_replicas(values, field)
+    values, taken = _with_a_shape(values) if whole_ones else (values, "")
+    conditions, replicas = slow_conditions(values, conditions_of(values, field), field)
     if not conditions.message_bytes:
         needed = field("message_bytes")
-        for key in _limited(conditions, replicas):
+        for key in _limited(values, conditions, replicas):
             note(f"{field(key)} changes nothing without {needed}, the size of a message")
     each = activation_bytes_of(values, conditions.stages, field)
-    budget, whole_ones = values.get("activation_budget"), "slow_replica" in values
+    budget = values.get("activation_budget")
     return Job(conditions, each, budget, field, replicas, whole_ones, taken)
 
 
 def _with_a_shape(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Complete `values` by a shape if whole replicas are slow; return them, and it in words.
+    """Complete `values`, of slow replicas, by a shape; return them, and what is added in words.
 
     The gain of sharing out microbatches can be shown without the size of the job.
     """
-    if "slow_replica" not in values:
-        return values, ""
     taken = {key: value for key, value in _SHAPE.items() if key not in values}
     if any(key.startswith(("forward", "backward")) for key in values):
         taken = {key: value for key, value in taken.items() if not key.endswith("_ms")}
@@ -148,16 +136,16 @@ def _with_a_shape(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return {**taken, **values}, f"taken, as they are not given: {words}" if words else ""
 
 
-def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iterator[str]:
+def _limited(
+    values: Mapping[str, Any], conditions: Conditions, replicas: ReplicaConditions | None
+) -> Iterator[str]:
     """Give the keys of the job that limit bytes per second: of links, paths or ports."""
-    if any(math.isfinite(link.bandwidth) for link in conditions.links.values()):
-        yield "link_bandwidth"
-    elif replicas and any(math.isfinite(path.bandwidth) for path in replicas.paths.values()):
-        yield "slow_path"
-    if conditions.ports:
-        yield "port_bandwidth"
-    if replicas and replicas.ports:
-        yield "slow_port"
+    found = [link.bandwidth for link in conditions.links.values()] + [*conditions.ports.values()]
+    if replicas:
+        found += [path.bandwidth for path in replicas.paths.values()] + [*replicas.ports.values()]
+    if any(map(math.isfinite, found)):
+        keys = ("link_bandwidth", "port_bandwidth", "slow")
+        yield from (key for key in keys if key in values)
 
 
 def title_of(args: argparse.Namespace) -> str:
@@ -200,31 +188,45 @@ def _span(ms: Mapping[tuple[int, int], float]) -> str:
 
 
 def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")
+    known = key in _FLAGS or key == "recompute"
+    return "--" + key.replace("_", "-") if known else f"--set {key}"
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the job's flags in the form of a profile; raises BadInput."""
-    out = {key: getattr(args, key) for key in _SWITCHES if getattr(args, key) is not None}
-    for key in (*_WHOLE, *_NUMBERS):
-        text = getattr(args, key)
-        if text is None:
-            continue
-        try:
-            if key in _WHOLE:
-                out[key] = whole(text)
-            else:
-                read = partial(_number_or_unit, end=_UNITS[key]) if key in _UNITS else number
-                numbers = [read(word) for word in text.split(",")]
-                out[key] = numbers if "," in text else numbers[0]
-        except ValueError:
-            allowed = "it has to be a number" + ", or several with commas between" * (
-                key not in _SINGLE
-            )
-            if key in _WHOLE:
-                allowed = "it has to be a whole number of at least 1"
-            raise BadInput(_flag(key), text, allowed) from None
-    return out
+    out: dict[str, Any] = {"recompute": True} if args.recompute else {}
+    texts = {key: text for key in _FLAGS if (text := getattr(args, key)) is not None}
+    for text in args.set:
+        from megatron_adaptra.config import refuse_unknown
+
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadInput("--set", text, "it has to be of the form KEY=VALUE")
+        refuse_unknown({key: value}, KEYS, "--set")
+        if texts.setdefault(key, value) != value or key in out:
+            raise BadInput("--set", text, f"{key} is given twice")
+    return {**out, **{key: _read(key, text) for key, text in texts.items()}}
+
+
+def _read(key: str, text: Any) -> Any:
+    """Return the value that `text` has for the `key` of a profile; raises BadInput."""
+    if key in ("slow", "worker_budget"):
+        return text
+    if key in _SWITCHES:
+        if text not in ("yes", "no"):
+            raise BadInput(_flag(key), text, "it has to be yes or no")
+        return text == "yes"
+    allowed = "it has to be a number"
+    try:
+        if key in _WHOLE:
+            allowed = "it has to be a whole number of at least 1"
+            return whole(text)
+        allowed += ", or several with commas between" * (key not in _SINGLE)
+        read = partial(_number_or_unit, end=_UNITS[key]) if key in _UNITS else number
+        numbers = [read(word) for word in text.split(",")]
+    except ValueError:
+        raise BadInput(_flag(key), text, allowed) from None
+    return numbers if "," in text else numbers[0]
 
 
 def _number_or_unit(text: str, end: str) -> float | str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
@@ -27,9 +28,10 @@ from megatron_adaptra.base.errors import (
     line_of,
     shown,
 )
+from megatron_adaptra.cli.old import renewed
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "compare", "simulate", "draw", "demo", "netlab", "bench", "doctor", "run")
+COMMANDS = ("demo", "doctor", "run", "plan", "compare", "simulate", "draw", "bench", "netlab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +79,16 @@ def _run(words: list[str], named: str | None) -> int:
         if word == "--" or word.endswith("=--"):  # which argparse takes for no value
             raise BadInput("arguments", word, "-- stands only before the command of netlab run")
     # Help, and the message for a command that does not exist, need all of them.
-    parser = _parser([named] if named in COMMANDS else COMMANDS)
-    args = parser.parse_args(words)
+    parser, parsers = _parser([named] if named in COMMANDS else COMMANDS)
+    args, unknown = parser.parse_known_args(renewed(words, named))
+    if unknown:
+        from difflib import get_close_matches
+
+        parser = parsers.get(named or "", parser)
+        flags = re.findall(r"--[a-z][a-z-]+", parser.format_help())
+        near = get_close_matches(unknown[0].partition("=")[0][:99], flags, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     args.command = ran
     return int(args.run(args))
 
@@ -127,17 +137,22 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"adaptra: error: {line_of(message)} (see {self.prog} --help)\n")
 
 
-def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
+def _parser(
+    commands: Iterable[str],
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of `commands`, and by command its own."""
     parser = _Parser(
         prog="adaptra",
-        description="Pipeline schedules that adapt to slow links.",
+        description="Trains on with Megatron-LM while links, workers or replicas are slow: finds "
+        "what is slow, plans schedules, routes of microbatches, all-reduces and shares of the "
+        "batch for it, and shows what each would bring.",
         allow_abbrev=False,
     )
     parser.add_argument("-V", "--version", action="version", version=f"adaptra {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in commands:
         import_module(f"megatron_adaptra.cli.{name}").add_parser(subparsers)
-    return parser
+    return parser, subparsers.choices
 
 
 def _fail(error: AdaptraError | str, status: int) -> int:

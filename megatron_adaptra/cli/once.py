@@ -29,21 +29,3 @@ class Once(argparse.Action):
             both = f"{shown(given(namespace)[self.dest])} and {shown(values)}"
             raise BadInput(option_string or self.dest, values, f"it is given twice, {both}")
         vars(namespace)[self.dest] = values
-
-
-class OnceSwitch(argparse.BooleanOptionalAction):
-    """The same for --flag and --no-flag."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Keep what `option_string` says."""
-        if given(namespace).setdefault(self.dest, option_string) != option_string:
-            raise BadInput(
-                "arguments", option_string, f"{given(namespace)[self.dest]} is given, too"
-            )
-        super().__call__(parser, namespace, values, option_string)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 QUIET, BETWEEN = 2.0, 10.0  # seconds before the first word on what takes long, and between two
-_WIDE = 1000  # characters; a pipe or a file has no edge that a table would have to be cut at
+COLUMNS = 80  # characters in a line, where neither a terminal nor $COLUMNS says how many
 
 
 def print_json(data: Any) -> None:
@@ -30,31 +33,61 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, allow_nan=False))
 
 
+def width() -> int:
+    """Return the characters that fit into a line: of the terminal, or as $COLUMNS has it."""
+    return max(40, shutil.get_terminal_size((COLUMNS, 24)).columns)
+
+
 def console() -> Console:
     """Standard output, without colours for numbers or markup in texts."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(highlight=False, markup=False, width=width)
+    return Console(highlight=False, markup=False, width=width())
 
 
 def show_table(table: Table) -> None:
-    """Print it, with its title in a line above."""
+    """Print it, with its title in a line above; a block for each row where that is too wide."""
     from rich.table import Table as RichTable
 
     if table.title:
         say(table.title)
     rich = RichTable()
     for i, name in enumerate(table.columns):
-        rich.add_column(name, justify="right" if i else "left")
+        rich.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in table.rows:
         rich.add_row(*row)
-    console().print(rich)
+    screen = console()
+    if rich.__rich_measure__(screen, screen.options.update(max_width=10**6)).maximum > width():
+        for line in _blocks(table):
+            print(line)
+    else:
+        screen.print(rich)
+
+
+def _blocks(table: Table) -> Iterator[str]:
+    """Give the lines of a block for each row: its first cell, then a line for each other cell."""
+    names = table.columns[1:]
+    first = 4 + max(map(len, names))
+    for row in table.rows:
+        yield row[0]
+        for name, cell in zip(names, row[1:], strict=True):
+            # A list of numbers may end a line after each comma.
+            words = re.split(r"(?<=,)|(?<= )", cell)
+            line = f"  {name}".ljust(first)
+            for word in words if cell else ():
+                if len(line) + len(word.rstrip()) > width() and len(line) > first:
+                    yield line.rstrip()
+                    line = " " * first
+                line += word
+            if cell:
+                yield line.rstrip()
 
 
 def say(text: str) -> None:
-    """Print `text`, whole lines of any length."""
-    console().print(text, soft_wrap=True)
+    """Print `text` in lines that fit, which end between words."""
+    whole = re.sub(r"(?<=\d) (?=%|ms\b|x\b)", "\0", text)  # a number stays with its unit
+    lines = textwrap.fill(whole, width(), break_long_words=False, break_on_hyphens=False)
+    print(lines.replace("\0", " "))
 
 
 @contextmanager
@@ -156,7 +189,7 @@ def finish(
         return 0
     show()
     for path in files:
-        say(str(path))
+        print(path)
     return 0
 
 

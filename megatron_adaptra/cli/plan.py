@@ -11,7 +11,7 @@ from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.units import brief, size
 from megatron_adaptra.cli.job import Job, add_job, job_of
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
-from megatron_adaptra.cli.planning import add_planning, add_policy, plan_of, proven_plan, stock_of
+from megatron_adaptra.cli.planning import add_planning, plan_of, proven_plan, stock_of
 from megatron_adaptra.cli.plugin import (
     DEFAULT,
     STOCK,
@@ -37,16 +37,15 @@ def add_parser(subparsers: Any) -> None:
         description="Plan the schedule of a job whose links may be slow, and predict its time.",
         allow_abbrev=False,
     )
-    add_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--explain",
         action="store_true",
         help="with --replicas: what each move gains, and what it costs in memory and messages",
     )
-    add_failures(parser)
     add_job(parser)
     add_planning(parser)
+    add_failures(parser)
     parser.set_defaults(run=run)
 
 
@@ -122,8 +121,8 @@ def _show(
             flags,
             ms(p.predicted),
             _times(stock, p.predicted),
-            brief(p.schedule.warmup),
-            brief(p.peak_in_flight),
+            brief(p.schedule.warmup, whole=True),
+            brief(p.peak_in_flight, whole=True),
             _most(job, p),
         )
         for flags, p in plans

@@ -21,9 +21,26 @@ SOON = 20_000  # stages x microbatches x chunks that take seconds at the most
 ROOM = 1e-9  # of a microbatch, as sums of shares differ in their last bits
 
 
-def add_planning(parser: argparse.ArgumentParser) -> None:
-    """The flags that say how to plan."""
+def add_planning(parser: argparse.ArgumentParser, policy: bool = True) -> None:
+    """The flags that say how to plan; with `policy`, by which planner."""
     group = parser.add_argument_group("how it is planned")
+    if policy:
+        names = ", ".join(sorted(PLANNERS))
+        group.add_argument(
+            "--policy",
+            action=Once,
+            default="adaptive",
+            help=f"{names} (default: adaptive); with --replicas none, swap, shift, re-route or, "
+            "the default, the fastest of these; or share, fewer microbatches for slow replicas "
+            "(the default with --slow 2:2x)",
+        )
+        group.add_argument(
+            "--counts",
+            action=Once,
+            metavar="N,...",
+            help="with --policy share: microbatches of each replica, such as 9,9,5,9 (default: "
+            "those with the fastest iteration)",
+        )
     group.add_argument(
         "--sends",
         action=Once,
@@ -40,26 +57,6 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         "without a search; the plan then depends on the machine's speed "
         "(default: a fixed number of steps, the same plan everywhere, for jobs that take at most "
         f"{UNASKED:g} seconds without a search)",
-    )
-
-
-def add_policy(parser: argparse.ArgumentParser) -> None:
-    """The flag that names a planner."""
-    names = ", ".join(sorted(PLANNERS))
-    parser.add_argument(
-        "--policy",
-        action=Once,
-        default="adaptive",
-        help=f"{names} (default: adaptive); with --replicas none, swap, shift, re-route or, the "
-        "default, the fastest of these; or share, fewer microbatches for slow replicas (the "
-        "default with --slow-replica)",
-    )
-    parser.add_argument(
-        "--counts",
-        action=Once,
-        metavar="N,...",
-        help="with --policy share: microbatches of each replica, such as 9,9,5,9 (default: those "
-        "with the fastest iteration)",
     )
 
 

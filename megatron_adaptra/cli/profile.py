@@ -9,14 +9,14 @@ from typing import Any
 from megatron_adaptra.base.errors import BadFile, BadInput, as_text, shown
 from megatron_adaptra.base.units import parse_bytes, parse_rate, size
 from megatron_adaptra.base.user_files import read_data
+from megatron_adaptra.cli.old import renewed_keys
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
     "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_jitter", "link_bandwidth",
     "port_bandwidth", "message_bytes", "activation_budget", "activation_bytes", "recompute",
-    "split", "optimizer_ms", "replicas", "failed", "slow", "slow_replica", "slow_path",
-    "slow_port", "worker_budget",
+    "split", "optimizer_ms", "replicas", "slow", "worker_budget",
 )  # fmt: skip
 # More keys that a profile may have: its job's name, and figures that others published.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
@@ -48,6 +48,7 @@ def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
         raise BadInput("--name", name, f"{path} holds the one job {shown(data.get('name'))}")
     if not isinstance(data, dict):
         raise BadFile("--profile", path, "it has to hold keys and values, or a list of such")
+    data = renewed_keys(data, path)
     refuse_unknown(data, (*KEYS, *CARRIED), path)
     return {key: value for key, value in data.items() if key in KEYS}
 

@@ -10,7 +10,7 @@ from megatron_adaptra.base.errors import AdaptraError, BadFile, BadInput, Schedu
 from megatron_adaptra.base.user_files import parse_json, read_text
 from megatron_adaptra.cli.job import Job, job_of
 from megatron_adaptra.cli.once import given
-from megatron_adaptra.cli.planning import add_policy, proven_plan
+from megatron_adaptra.cli.planning import proven_plan
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -18,8 +18,7 @@ from megatron_adaptra.plan import Plan, evaluate
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a planner or a file with a schedule."""
-    add_policy(parser)
+    """The flag that names a file with a schedule."""
     parser.add_argument(
         "--schedule",
         metavar="FILE",

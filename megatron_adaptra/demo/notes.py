@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
@@ -43,8 +44,9 @@ def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machin
             f"equally slow. So each op takes {options.op_times:g} times as long as it computes, by "
             f"waiting, as if a GPU ran it."
         )
-    if options.emulate and options.bandwidth is not None:
-        notes.append(_of_bytes(options.message_bytes, options.bandwidth, "the slow link"))
+    rates = [rule.bandwidth for rule in options.slowness.link_rules]
+    if options.emulate and min(rates, default=math.inf) < math.inf:
+        notes.append(_of_bytes(options.message_bytes, min(rates), "the slow link"))
     if thin := [] if options.late_ranks else options.port_rules:
         rate = min(rule.rate for rule in thin)
         notes.append(_of_bytes(options.message_bytes, rate, "the slow port"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -19,17 +19,8 @@ from megatron_adaptra.config import (
     load_yaml,
     parse_budget,
 )
-from megatron_adaptra.demo import numbered
-from megatron_adaptra.demo.hosts import HOST, changes, check_hosts, names, port_texts
-from megatron_adaptra.emulate.rules import (
-    LinkRule,
-    PortRule,
-    parse_link,
-    parse_path,
-    parse_port_rules,
-)
-from megatron_adaptra.emulate.scenario import load_rules
-from megatron_adaptra.emulate.worker_rules import WorkerRule, load_slowness, parse_slowness
+from megatron_adaptra.demo.slow import FLAG, Slowness, changes, op_times, slowness_of
+from megatron_adaptra.emulate.rules import LinkRule, PortRule
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
 
@@ -44,8 +35,7 @@ PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 # Settings of the plugin that the demo chooses itself, and what to do instead of giving them.
 _NOT_IN_CONFIG = {
     **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "reroute", "timeout")},
-    "emulate_link": "pass --emulate-link",
-    "emulate_worker": "pass --emulate-worker",
+    **dict.fromkeys(("emulate_link", "emulate_worker"), "pass --slow"),
     **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
 }
 # Variables of a rank's environment, unless the user sets them.
@@ -61,19 +51,10 @@ ENVIRONMENT = {
 class DemoOptions:
     """Options choose a run of the demo. Times are seconds; `num_layers` 0: one per chunk.
 
-    `slow_links`, `slow_paths` (between two workers, with its delay, `0.1-0.2:40ms`), `slow_workers`
-    (`1.1:2x`): what gets slow between the two iterations; without any of them, and without
-    `late_ranks`, the last link.
-
-    `late_ranks`: data-parallel ranks that come late to their gradients between the two iterations,
-    at every stage, and by how much (`2:30ms`). The plugin's all-reduces are chosen while training
-    then. `slow_replicas`: replicas all of whose workers get slow (`2:2x`); the plugin shares out
-    microbatches then. `op_times`: how many times as long as it computes each op takes, by waiting;
-    0: with `slow_replicas`, so many that the cores are idle half of the time, else 1. `hosts`: with
-    `netlab`, rates of ports (`2:20MB/s`): of the whole run with `late_ranks`, where empty is the
-    default, else of the slow phase.
-
-    `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
+    `slow`: rules of what gets slow or late, see emulate/slow.py; without any the last link does.
+    With a late rank the plugin's all-reduces are chosen while training, with a slow replica it
+    shares out microbatches. `op_times`: how many times as long as it computes each op takes, by
+    waiting; 0: with slow replicas, so many that the cores are idle half of the time, else 1.
 
     `reroute`: as the plugin's; empty: off, or, where a worker or a path is slow and there are
     several replicas, auto with the executor and swap with engine native.
@@ -82,12 +63,9 @@ class DemoOptions:
     microbatches are to move away from a slow worker. `chunks` 0: 2 per stage under policy
     interleaved, else 1. `dropout` None: 0.1, or 0 where microbatches may move.
 
-    `emulate_link`, `emulate_worker`: rules or scenario files instead of what gets slow, `delay`,
-    `bandwidth` and the two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
     `data`: a new folder for the text as the dataset has it; empty: rank 0 makes, and removes, one
-    in `out`. `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a
-    third and two thirds of the run.
+    in `out`. `config`: a YAML file of AdaptraConfig.
     """
 
     stages: int = 4
@@ -97,20 +75,9 @@ class DemoOptions:
     hidden_size: int = 64
     seq_length: int = 64
     iterations: int = 60
-    slow_links: list[str] = field(default_factory=list)
-    delay: float = 0.040
-    bandwidth: float | None = None
-    slow_workers: list[str] = field(default_factory=list)
-    slow_paths: list[str] = field(default_factory=list)
-    late_ranks: list[str] = field(default_factory=list)
-    slow_replicas: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
     op_times: float = 0.0
-    hosts: list[str] = field(default_factory=list)
-    emulate_link: list[str] = field(default_factory=list)
-    emulate_worker: list[str] = field(default_factory=list)
     config: str = ""
-    from_iteration: int = -1
-    to_iteration: int = -1
     engine: str = ""
     reroute: str = ""
     policy: str = "adaptive"
@@ -139,20 +106,18 @@ class DemoOptions:
                 raise BadInput(_flag(name), value, f"it has to be a whole number of at {bound}")
         if self.world > MOST_RANKS:
             raise BadInput(
-                "--data-parallel", self.data_parallel, f"it has to be at most {MOST_RANKS} ranks"
+                "--replicas", self.data_parallel, f"it has to be at most {MOST_RANKS} ranks"
             )
         if self.netlab and self.world > MOST_HOSTS:
             name = "stages" if self.stages > MOST_HOSTS else "data_parallel"
             hosts = f"with --netlab it has to be at most {MOST_HOSTS} ranks, one per host"
             raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
-        numbered.check_slow_replicas(
-            self.slow_replicas, self.data_parallel, self.chunks, self.reroute
-        )
+        self._check_slow_replicas()
         self._check_reroute()
         if not self.op_times:
             shared = self.slow_replicas and self.emulate
-            self.op_times = numbered.op_times(self.world) if shared else 1.0
+            self.op_times = op_times(self.world) if shared else 1.0
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
         if self.num_layers % positions:
@@ -176,97 +141,20 @@ class DemoOptions:
             bound = f"most {LONGEST:g}" if self.timeout > LONGEST else "least 5"
             raise BadInput("--timeout", self.timeout, f"it has to be at {bound} seconds")
         self._check_config()
-        if self._rules:
-            self._take_rules()
-        if self.from_iteration < 0:
-            self.from_iteration = self.iterations // 3
-        if self.to_iteration < 0:
-            self.to_iteration = max(self.from_iteration + 1, 2 * self.iterations // 3)
-        least = 0 if self._rules else 1
-        if not least <= self.from_iteration < self.to_iteration <= self.iterations:
-            raise BadInput(
-                "--from-iteration, --to-iteration",
-                (self.from_iteration, self.to_iteration),
-                f"it has to be 0 < from < to <= {self.iterations} iterations",
-            )
-        if self.bandwidth is not None and not 1 <= self.bandwidth < math.inf:
-            allowed = "it has to be a rate above 0, of at least 1B/s"
-            raise BadInput("--bandwidth", self.bandwidth, allowed)
-        self._check_slow()
-        self._check_late()
         if self.text:
             files = islice(files_in(self.text), MOST_FILES)
             if not any(read_bytes(path, "--text", 1) for path in files):
                 raise BadFile("--text", self.text, "there is no text in it")
 
-    def _check_slow(self) -> None:
-        """Check that links, paths and workers get slow once each; by default the last link does."""
-        slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks)
-        if not any((*slow, self.slow_replicas, self.hosts, self._rules)):
-            self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
-        replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
-        ends: list[tuple[int, int]] = []
-        for link in self.slow_links:
-            ends += parse_link(link, self.stages, "--slow-link", replicas=replicas)
-        if len(ends) > len(set(ends)):
-            once = "it has to name each link only once"
-            raise BadInput("--slow-link", ",".join(self.slow_links), once)
-        for name, given in (("--slow-path", self.slow_paths), ("--slow-worker", self.slow_workers)):
-            for text in given:
-                if "@" in text:
-                    raise BadInput(name, text, f"leave out what begins with @: {when}")
-        for path in self.slow_paths:
-            load_rules([path], self.stages, flag="--slow-path", replicas=replicas)
-            ways = parse_path(path.partition(":")[0], self.stages, replicas, "--slow-path")
-            if any(way in ends for way in ways):
-                raise BadInput("--slow-path", path, "it has to name each path only once")
-            ends += ways
-        workers = [rule.worker for rule in self._workers()]
-        if len(workers) > len(set(workers)):
-            once = "it has to name each worker only once"
-            raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
-
-    def _workers(self) -> list[WorkerRule]:
-        """Return the rules of the workers that get slow, alone or with their replica."""
-        slow = numbered.parse_slow_replicas(self.slow_replicas, self.data_parallel)
-        return [
-            rule
-            for text in (*self.slow_workers, *numbered.slow_workers(slow, self.stages))
-            for rule in parse_slowness(text, self.stages, self.data_parallel, "--slow-worker")
-        ]
-
-    def _check_late(self) -> None:
-        """Check late ranks, and the ports of hosts, which only a laboratory has."""
-        late = numbered.parse_late_ranks(self.late_ranks, self.data_parallel, self.timeout)
-        check_hosts(self.hosts, self.netlab, bool(late), self.slow_links, self.slow_paths)
-        _ = self.port_rules  # raises BadInput
-
-    def _take_rules(self) -> None:
-        """Set the slow links and the slow phase from the rules."""
-        replicas = self.data_parallel
-        links = load_rules(self.emulate_link, self.stages, flag="--emulate-link", replicas=replicas)
-        workers = load_slowness(self.emulate_worker, self.stages, replicas, "--emulate-worker")
-        rules = [(rule.first, rule.end) for rule in (*links, *workers)]
-        # Rules for the whole run make no phase, unless there are no others.
-        rules = [rule for rule in rules if rule != (0, math.inf)] or rules
-        self.from_iteration = int(min(first for first, _ in rules))
-        self.to_iteration = int(min(max(end for _, end in rules), self.iterations))
-        self.slow_links = self._names({(rule.source, rule.target) for rule in links})
-        if self.from_iteration >= self.iterations:
-            allowed = f"it has to begin before the last of the {self.iterations} iterations"
-            flag = "--emulate-link" if self.emulate_link else "--emulate-worker"
-            raise BadInput(flag, ", ".join(self._rules), allowed)
-
-    def _names(self, ways: set[tuple[int, int]]) -> list[str]:
-        """Name `ways`: by link, `2>3`, where those of all replicas are there; else `0.2>0.3`."""
-        stages, names = self.stages, set()
-        for a, b in ways:
-            same = {(a % stages + r, b % stages + r) for r in range(0, self.world, stages)}
-            if (a, b) in same and same <= ways:
-                names.add(f"{a % stages}>{b % stages}")
-            else:
-                names.add(f"{worker_name(a, stages)}>{worker_name(b, stages)}")
-        return sorted(names)
+    def _check_slow_replicas(self) -> None:
+        """Raise BadInput where no microbatches of slow replicas can be shared out."""
+        given = ",".join(self.slow_replicas)
+        if given and self.chunks > 1:
+            allowed = "with several --chunks per stage microbatches are not shared out"
+            raise BadInput(FLAG, given, allowed)
+        if given and self.reroute not in ("", "off"):
+            allowed = f"it has no place beside --reroute {self.reroute}: one remedy or the other"
+            raise BadInput(FLAG, given, allowed)
 
     def _check_schedule(self) -> None:
         if self.policy not in POLICIES:
@@ -288,20 +176,43 @@ class DemoOptions:
             allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
             raise BadInput("--engine", self.engine, allowed)
 
+    @cached_property
+    def slowness(self) -> Slowness:
+        """The links, workers and ranks that get slow or late, and when; raises BadInput."""
+        return slowness_of(
+            self.slow, self.stages, self.data_parallel, self.iterations, self.netlab, self.timeout
+        )
+
     @property
-    def _rules(self) -> list[str]:
-        return [*self.emulate_link, *self.emulate_worker]
+    def from_iteration(self) -> int:
+        """The first iteration of the slow phase."""
+        return self.slowness.first
+
+    @property
+    def to_iteration(self) -> int:
+        """The iteration after the slow phase."""
+        return self.slowness.end
+
+    @property
+    def late_ranks(self) -> list[str]:
+        """The rules of ranks that come late to their gradients: `2:30ms`."""
+        return self.slowness.late_ranks
+
+    @property
+    def slow_replicas(self) -> list[str]:
+        """The rules of replicas all of whose workers get slow: `2:2x`."""
+        return self.slowness.slow_replicas
 
     @property
     def _slows_workers(self) -> bool:
-        return bool(self.slow_workers or self.emulate_worker)
+        return bool(self.slowness.slow_workers)
 
     @property
     def _helps(self) -> bool:
         """True where one plan for all replicas is possible, and may help against what is slow."""
         possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
         possible = possible and not self.slow_replicas
-        return possible and self.emulate and (self._slows_workers or bool(self.slow_paths))
+        return possible and self.emulate and (self._slows_workers or bool(self.slowness.slow_paths))
 
     def _check_reroute(self) -> None:
         if not self.reroute:
@@ -310,7 +221,7 @@ class DemoOptions:
         if self.reroute not in REROUTES:
             raise BadInput("--reroute", self.reroute, f"it has to be one of {', '.join(REROUTES)}")
         for wrong, allowed in (
-            (self.data_parallel == 1, "it needs several replicas, --data-parallel 2"),
+            (self.data_parallel == 1, "it needs several replicas, --replicas 2"),
             (self.chunks > 1, "chunks of several replicas are not planned together"),
             (self.policy != "adaptive", f"policy {self.policy} stays as it is; use adaptive"),
             (self.reroute == "auto" and self.engine == "native",
@@ -344,45 +255,34 @@ class DemoOptions:
     @property
     def rules(self) -> list[str]:
         """The emulated links, in the syntax of `--adaptra-emulate-link`."""
-        return [] if self.netlab else self._slow
-
-    @property
-    def _slow(self) -> list[str]:
-        if not self.emulate:
-            return []
-        if self._rules:
-            return self.emulate_link
-        span = f"@{self.from_iteration}..{self.to_iteration}"
-        rate = "" if self.bandwidth is None else f",bandwidth={self.bandwidth:.0f}B/s"
-        links = [f"{link}:{1e6 * self.delay:.0f}us{rate}" for link in self.slow_links]
-        return [f"{rule}{span}" for rule in (*links, *self.slow_paths)]
+        return [] if self.netlab or not self.emulate else list(self.slowness.links)
 
     @property
     def worker_rules(self) -> list[str]:
         """The emulated slow workers, in the syntax of `--adaptra-emulate-worker`."""
         if not self.emulate:
             return []
-        if self._rules:
-            return self.emulate_worker
-        span = f"@{self.from_iteration}..{self.to_iteration}"
-        rules = [(one.worker, one.times * self.op_times, span) for one in self._workers()]
+        found = [
+            (one.worker, one.times * self.op_times, f"@{one.first:g}..{one.end:g}")
+            for one in self.slowness.workers
+        ]
         if self.op_times > 1:  # of two rules for a worker the first one counts
-            rules += [(worker, self.op_times, "") for worker in range(self.world)]
-        return [f"{worker_name(w, self.stages)}:{times:g}x{when}" for w, times, when in rules]
+            found += [(worker, self.op_times, "") for worker in range(self.world)]
+        rules = [f"{worker_name(w, self.stages)}:{times:g}x{when}" for w, times, when in found]
+        return [rule.removesuffix("inf") for rule in rules]
 
     @property
     def host_rules(self) -> list[LinkRule]:
         """The laboratory's links. Host r has rank r: a stage's replicas are neighbours."""
         return [
             replace(rule, source=self._host(rule.source), target=self._host(rule.target))
-            for rule in load_rules(self._slow, self.stages, replicas=self.data_parallel)
+            for rule in (self.slowness.link_rules if self.emulate else ())
         ]
 
     @property
     def lateness(self) -> dict[int, float]:
         """The seconds by which data-parallel ranks come late in the slow phase, by rank."""
-        given = self.late_ranks if self.emulate else []
-        return numbered.parse_late_ranks(given, self.data_parallel, self.timeout)
+        return self.slowness.lateness if self.emulate else {}
 
     @property
     def allreduce(self) -> str:
@@ -402,21 +302,9 @@ class DemoOptions:
         return str(load_yaml(Path(self.config)).get("sync_counts", "")) if self.config else ""
 
     @property
-    def ports(self) -> list[str]:
-        """The rules of the laboratory's ports, in the syntax of `--host`."""
-        slow_phase = self.from_iteration, self.to_iteration
-        return port_texts(self.hosts, self.netlab, bool(self.late_ranks), slow_phase)
-
-    @property
-    def slow_hosts(self) -> list[str]:
-        """The hosts whose ports get slow, each with its rate: `2:20MB/s`."""
-        return [] if self.late_ranks else names(self.port_rules)
-
-    @property
     def port_rules(self) -> list[PortRule]:
-        """The rules of the ports of the laboratory's hosts; raises BadInput."""
-        world = self.world
-        return [rule for text in self.ports for rule in parse_port_rules(text, world, HOST)]
+        """The rules of the ports of the laboratory's hosts."""
+        return list(self.slowness.ports)
 
     @property
     def lab_changes(self) -> set[int]:
@@ -447,4 +335,4 @@ class DemoOptions:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--" + {"data_parallel": "replicas"}.get(name, name).replace("_", "-")

@@ -361,14 +361,8 @@ def _summary(
     return {
         "config": {
             **{name: getattr(options, name) for name in _SHAPE},
-            **{name: getattr(options, name) if options.emulate else [] for name in _SLOW},
-            "hosts": options.ports if options.late_ranks else [],
-            "emulate_link": options.emulate_link,
-            "emulate_worker": options.emulate_worker,
-            "delay_ms": 1e3 * options.delay
-            if options.emulate and options.slow_links and not options.emulate_link
-            else None,
-            "bandwidth": options.bandwidth if options.emulate else None,
+            **{name: getattr(options.slowness, name) if options.emulate else [] for name in _SLOW},
+            "hosts": options.slowness.port_texts if options.late_ranks else [],
             "message_bytes": options.message_bytes,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,

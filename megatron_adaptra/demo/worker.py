@@ -37,10 +37,10 @@ from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import Sample, kernel
-from megatron_adaptra.demo.numbered import MIN_GAIN
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, write
 from megatron_adaptra.demo.shares import found_shares
+from megatron_adaptra.demo.slow import MIN_GAIN
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -22,6 +23,7 @@ LOOPBACK = "lo"
 _NODES = ("NNODES", "PET_NNODES", "SLURM_NNODES")
 _COUNTERS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors")
 _UP = 0x1  # of an interface's flags
+_VIRTUAL = re.compile(r"ifb|veth|docker|virbr|br-|vnet|dummy|tun|tap|cni|flannel|cali|lxc|podman")
 _WORKS = ("", "up", "unknown")  # states of interfaces that work, virtual ones too
 
 
@@ -33,7 +35,9 @@ def network(root: Path) -> Iterator[Finding]:
         yield _address()
     for folder in sorted((root / "sys" / "class" / "net").glob("*")):
         if folder.name != LOOPBACK and (folder / "operstate").exists():
-            yield _interface(folder)
+            idle = _VIRTUAL.match(folder.name) and text_of(folder / "operstate") not in _WORKS
+            if not idle:  # that a container's or a laboratory's interface is down is no news
+                yield _interface(folder)
 
 
 def _named(root: Path) -> Iterator[Finding]:

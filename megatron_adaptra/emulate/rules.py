@@ -16,8 +16,9 @@ from megatron_adaptra.base.units import parse_rate, parse_seconds, parse_share
 
 FIELD = "--adaptra-emulate-link"  # where rules come from in a training
 SYNTAX = (
-    "a rule such as 2-3:40ms@10.. (both ways), 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20 "
-    "(iterations) or, of a network, 2-3:40ms,loss=0.1%@5s..30s"
+    "a rule such as 2-3:40ms@10.. (both ways), 2-3:10MB/s, "
+    "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20 (iterations) or, of a network, "
+    "2-3:40ms,loss=0.1%@5s..30s"
 )
 PORT_SYNTAX = (
     "the rate of a host's port, each way, such as all:20MB/s, 3:10MB/s@10..20 (iterations) or "
@@ -148,10 +149,13 @@ def parse_rules(
 ) -> list[LinkRule]:
     """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][,loss=..][@FROM..[TO]]`.
 
-    `text`: the rule. `stages`, `field`, `anywhere`, `replicas`: see `parse_link`. Raises BadInput.
+    `text`: the rule; a rate in place of DELAY leaves the link without delay. `stages`, `field`,
+    `anywhere`, `replicas`: see `parse_link`. Raises BadInput.
     """
     link, what, begin, stop, timed = parts_of(_RULE, text, field, SYNTAX)
     delay, *options = what.split(",")
+    if delay.endswith("/s"):
+        delay, options = "0ms", [f"bandwidth={delay}", *options]
     values: dict[str, float] = {}
     parsers = {"jitter": parse_seconds, "bandwidth": parse_rate, "loss": parse_share}
     for option in options:

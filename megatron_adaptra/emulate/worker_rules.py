@@ -12,7 +12,6 @@ from math import inf
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.rules import PERIOD, Rule, parts_of
-from megatron_adaptra.emulate.scenario import texts_of
 
 FIELD = "--adaptra-emulate-worker"  # where rules come from in a training
 SYNTAX = (
@@ -67,6 +66,8 @@ def load_slowness(
 
     `stages`: of each of so many `replicas`. `flag`: by which the rules came.
     """
+    from megatron_adaptra.emulate.scenario import texts_of  # YAML is for files only
+
     return [
         rule
         for text, field in texts_of(rules, flag, "workers")

@@ -89,19 +89,9 @@ def setting(report: Report) -> str:
 
 def _changes(c: Mapping[str, Any]) -> list[str]:
     """Describe what the settings `c` made slow or late, and by how much."""
-    out, delay = [], c["delay_ms"]
-    names = [link.replace("-", "–") for link in c["slow_links"]]
-    rules = ", ".join(c["emulate_link"])
-    if names and rules:
-        out.append(f"slow links {rules}")
-    elif names and delay is not None:
-        rate = c["bandwidth"]
-        more = [f"takes {number(delay)} ms longer"] if delay or not rate else []
-        more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
-        links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
-        out.append(f"every message over {links} {' and '.join(more)}")
+    out = []
     for key, noun in (
-        ("slow_paths", "path"), ("slow_workers", "worker"), ("emulate_worker", "worker"),
+        ("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"),
         ("slow_replicas", "replica"),
     ):  # fmt: skip
         if given := c[key]:

@@ -12,14 +12,13 @@ from run_records import read_log
 from running import summary, summary_and_text
 from timelines import check_report
 
-SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
+ITERATIONS = 18
 
 
 def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
     """One replan into the delay, one out of it, none while healthy, and time is won."""
     # So long that what a busy machine adds to the ops is short beside it.
-    span = {"iterations": 36, "from_iteration": 8, "to_iteration": 17}
-    done = summary(tmp_path, **span, delay=0.25, slow_links=["2-3"])
+    done = summary(tmp_path, iterations=36, slow=["2-3:250ms@8..17"])
     assert done["losses_identical"]
     assert done["parameters_identical"]
     decided("one replan into the delay and one out of it", len(done["replans"]) == 2)
@@ -49,7 +48,7 @@ def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_path: Path) -> None:
     done, text = summary_and_text(
-        tmp_path, **SPAN, stages=2, microbatches=6, activation_budget="1B"
+        tmp_path, iterations=ITERATIONS, stages=2, microbatches=6, activation_budget="1B"
     )
     assert done["losses_identical"]
     assert done["parameters_identical"]
@@ -62,7 +61,12 @@ def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_p
 @pytest.mark.long
 def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:
     done = summary(
-        tmp_path, **SPAN, stages=3, microbatches=6, activation_budget="2", engine="executor"
+        tmp_path,
+        iterations=ITERATIONS,
+        stages=3,
+        microbatches=6,
+        activation_budget="2",
+        engine="executor",
     )
     check_report(done, tmp_path)
     assert done["losses_identical"]

@@ -80,8 +80,8 @@ def trained(out: Path, chosen: tuple[str, str, float], **options: Any) -> dict[s
 def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
     """Over engine native; Megatron's own dropout stays."""
     done = trained(
-        tmp_path, ("native", "swap", 0.1), microbatches=4, iterations=44, from_iteration=8,
-        to_iteration=24, slow_paths=["0.0-0.1:250ms"],
+        tmp_path, ("native", "swap", 0.1), microbatches=4, iterations=44,
+        slow=["0.0-0.1:250ms@8..24"],
     )  # fmt: skip
     assert done["losses_identical"]
     assert done["parameters_identical"]
@@ -106,8 +106,8 @@ def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.timing
 def test_a_slow_worker_gives_microbatches_away_and_gets_them_back(tmp_path: Path) -> None:
     done = trained(
-        tmp_path, ("executor", "auto", 0.0), microbatches=8, iterations=90, from_iteration=10,
-        to_iteration=34, slow_workers=["1.1:6x"],
+        tmp_path, ("executor", "auto", 0.0), microbatches=8, iterations=90,
+        slow=["1.1:6x@10..34"],
     )  # fmt: skip
     found = [r["iteration"] for r in done["replans"] if "worker 1.1 takes" in r["why"]]
     assert done["equal_to_rounding"] is True

@@ -71,7 +71,7 @@ def test_killing_the_demo_itself_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.cold
 def test_interrupting_the_demo_reports_what_it_has(tmp_path: Path) -> None:
-    with training(tmp_path, "--from-iteration", "4") as process:
+    with training(tmp_path, "--slow", "0-1:40ms@4..333") as process:
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=300)[0]
     assert process.returncode == 128 + signal.SIGTERM
@@ -97,10 +97,10 @@ def test_interrupting_the_demo_reports_what_it_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--slow-link", "3-4"), ("--slow-link", "3-4", "0-1, 1-2, 2-3")),
-        (("--delay", "40"), ("--delay", "40", "40ms")),
+        (("--slow", "3-4:40ms"), ("--slow", "3-4", "0-1, 1-2, 2-3")),
+        (("--slow", "2-3:40"), ("--slow", "40", "40ms")),
         (("--num-layers", "5"), ("--num-layers", "5", "multiple of the 4 stages")),
-        (("--emulate-link", "2-3:40ms,jiter=1ms"), ("jiter", "a rule such as")),
+        (("--slow", "2-3:40ms,jiter=1ms"), ("jiter", "a rule such as")),
         (("--text", "/no/such/text"), ("--text", "/no/such/text", "No such file")),
     ],
 )

@@ -23,8 +23,8 @@ def test_both_arms_of_the_demo_are_slow(tmp_path: Path) -> None:
     # So many times as slow that what others wait for a core is short beside it, and so many
     # microbatches that not all of them wait for one.
     done = summary(
-        tmp_path, stages=2, data_parallel=2, microbatches=8, iterations=12, from_iteration=4,
-        to_iteration=9, slow_workers=["0.0:40x"], slow_paths=["0.0-0.1:40ms"], reroute="off",
+        tmp_path, stages=2, data_parallel=2, microbatches=8, iterations=12,
+        slow=["0.0:40x@4..9", "0.0-0.1:40ms"], reroute="off",
     )  # fmt: skip
     assert done["losses_identical"]
     assert done["parameters_identical"]

@@ -21,14 +21,15 @@ PLACES = (
 
 def add_failures(parser: argparse.ArgumentParser) -> None:
     """Add the flags of plans for failures to come to the `parser` of `adaptra plan`."""
-    parser.add_argument(
+    group = parser.add_argument_group("plans for failures to come")
+    group.add_argument(
         "--failures",
         type=whole,
         metavar="N",
         help="with --replicas: plan for 1 to N dead workers, each at the stages where they cost "
         "least",
     )
-    parser.add_argument(
+    group.add_argument(
         "--failure-plans",
         metavar="FOLDER",
         help="with --failures: read these plans from there, or make and keep them there",

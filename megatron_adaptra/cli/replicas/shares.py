@@ -76,7 +76,8 @@ def shares_of(args: argparse.Namespace, job: Job) -> PipelineShares:
             which = f"{one} is {shown(error.value)}: " if one else ""
             raise BadInput("--counts", args.counts, which + error.allowed) from None
         if error.field in ("failed", "activation_budget"):
-            raise BadInput(job.field(error.field), error.value, error.allowed) from None
+            key = "slow" if error.field == "failed" else error.field
+            raise BadInput(job.field(key), error.value, error.allowed) from None
         raise
 
 

@@ -39,8 +39,8 @@ def test_trained_with_stocks_bits_and_read_only_if_it_may_be(
     config = tmp_path / "config.yaml"
     config.write_text(f"transport: engine\nencrypt: {str(encrypted).lower()}\n")
     options = DemoOptions(
-        stages=2, microbatches=4, hidden_size=32, seq_length=32, iterations=9, delay=0.005,
-        netlab=True, config=str(config), out=str(tmp_path / "out"),
+        stages=2, microbatches=4, hidden_size=32, seq_length=32, iterations=9,
+        slow=["0-1:5ms"], netlab=True, config=str(config), out=str(tmp_path / "out"),
     )  # fmt: skip
     done = launch.launch(options, launch.prepare(options), lambda _: None)
     assert done["losses_identical"]

@@ -133,6 +133,7 @@ def test_smoke(script: Path, processes: str, checkout: Path) -> None:
         (["--gpus-per-node", "6"], {}, "multiple of 4"),
         (["--smoke", "--gpus-per-node", "3"], {}, "2 or 4"),
         (["--smoke", "--model", "gpt_7b"], {}, "its own model"),
+        (["--smoke", "--set", "pipeline-model-parallel-size=2"], {}, "set --gpus-per-node to 2"),
         ([], {"ADAPTRA_PYTHON": "/nowhere/python"}, "python"),
     ],
 )

@@ -15,23 +15,36 @@ JOB = {
     "link_delay_ms": [0, 0, 60],
 }
 FLAGS = [
-    *("--stages", "4", "--microbatches", "12", "--forward-ms", "9", "--backward-input-ms", "10"),
-    *("--backward-weight-ms", "6,6,6,6", "--link-delay-ms", "0,0,60"),
+    *(
+        "--stages",
+        "4",
+        "--microbatches",
+        "12",
+        "--forward-ms",
+        "9",
+        "--set",
+        "backward_input_ms=10",
+    ),
+    *("--set", "backward_weight_ms=6,6,6,6", "--set", "link_delay_ms=0,0,60"),
 ]
 SMALL = [
-    *("--stages", "3", "--microbatches", "6", "--forward-ms", "9", "--backward-input-ms", "10"),
-    *("--backward-weight-ms", "6", "--link-delay-ms", "0,20"),
+    *("--stages", "3", "--microbatches", "6", "--forward-ms", "9", "--set", "backward_input_ms=10"),
+    *("--set", "backward_weight_ms=6", "--set", "link_delay_ms=0,20"),
 ]
 
 
 def over(*words):
-    """The words without flags that come again: of FLAGS a test changes some."""
+    """The words without flags and settings that come again: of FLAGS a test changes some."""
     words, out = [str(word) for word in words], []
     names = [word.partition("=")[0] for word in words]
+    for i, name in enumerate(names):  # a setting goes by its key
+        if name == "--set":
+            names[i] = "--set=" + words[i].partition("=")[2].partition("=")[0]
+            names[i] += names[i + 1] if words[i] == "--set" and names[i + 1 :] else ""
     i = 0
     while i < len(words):
         alone = "=" in words[i] or i + 1 == len(words) or words[i + 1].startswith("--")
-        again = words[i].startswith("--") and names[i] in names[i + 1 :]
+        again = words[i].startswith("--") and names[i] in names[i + 1 :] and names[i] != "--slow"
         end = i + 1 if alone or not words[i].startswith("--") else i + 2
         out += [] if again else words[i:end]
         i = end

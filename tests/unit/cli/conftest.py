@@ -19,3 +19,9 @@ def profile(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    """Lines and tables are as long as they come, unless a test has another width."""
+    monkeypatch.setenv("COLUMNS", "1000")

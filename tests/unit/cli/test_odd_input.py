@@ -26,9 +26,9 @@ WORDS = [
     "\udcff", "1\0", "[1]", "{}", "null", "true", "'1'", "1;2", "1 2", "$HOME", "%s", "1/2",
 ]  # fmt: skip
 NUMBERS = [
-    "--forward-ms", "--backward-ms", "--link-delay-ms", "--link-jitter", "--link-bandwidth",
-    "--port-bandwidth", "--message-bytes", "--activation-budget", "--optimizer-ms",
-    "--return-delay-ms",
+    "--forward-ms", "--backward-ms", "--set=link_delay_ms", "--set=link_jitter",
+    "--set=link_bandwidth", "--set=port_bandwidth", "--message-bytes", "--activation-budget",
+    "--set=optimizer_ms", "--set=return_delay_ms",
 ]  # fmt: skip
 # After a command and a flag, each of some words; LONG stands for the long one.
 JOB_WORDS = {
@@ -41,17 +41,18 @@ JOB_WORDS = {
     "plan --profile": "'' /nowhere /dev/zero /dev/tty0 /proc/self/mem LONG \udcff a\0b . "
     "/dev/stdin /proc/self/pagemap",
     "plan --name": "x '' \0",
-    "plan --replicas": "'' -1 1e9 LONG 2.0 ٢",
-    "plan --replicas 2 --failed": "x LONG 1.LONG '1.2\n' \udcff -1.0 0x1.0",
-    "plan --replicas 2 --slow": ": :: 1.2: 0.1:1e400x 0.1:LONGx LONG:2x",
-    "plan --replicas 2 --slow-path": "- 1.1-0.2 1.1--0.2:1ms 1.1-0.2:LONG 1.1-0.2:1ms+ >:",
-    "plan --replicas 2 --slow-port": "0.1:inf 0.1:nanB/s 0.1:LONGB/s 0.1:1e400B/s",
-    "plan --replicas 2 --slow-replica": ": :: 1: 0:1e400x 0:LONGx LONG:2x 0.1:2x",
+    "plan --replicas": "'' 0 -1 1e9 LONG 2.0 ٢",
+    "plan --replicas 2 --slow": ": :: 1.2: 0.1:1e400x 0.1:LONGx LONG:2x x:dead LONG:dead "
+    "1.LONG:dead '1.2\n:dead' \udcff -1.0:dead 0x1.0:dead 1.1--0.2:1ms 1.1-0.2:LONG 1.1-0.2:1ms+ "
+    ">:1ms 0.1:inf 0.1:nanB/s 0.1:LONGB/s 0.1:1e400B/s 1: 0:1e400x 0:LONGx 0.1:2 2-3:1ms@5..1 "
+    "2-3:1ms,jitter 2-3:1ms,x=1 2-3:1ms,loss=1% /nowhere.yaml all:x 0:1ms",
+    "plan --set": "'' x stages =1 stages= split= split=2 slow=x \udcff=1 LONG=1 forward_ms=LONG",
     "plan --replicas 2 --counts": "'' x LONG 1 12,12.0 LONG,1 ٢,٢",
-    "plan --replicas 2 --worker-budget": "0.1:-inf 0.1:LONG 0.1:1e400B '0.1:1\r'",
+    "plan --replicas 2 --set": "worker_budget=0.1:-inf worker_budget=0.1:LONG "
+    "worker_budget=0.1:1e400B 'worker_budget=0.1:1\r'",
     "simulate --schedule": "'' /nowhere /dev/zero /dev/null . LONG",
     "simulate --samples": "5 -1 1.5",
-    "simulate --link-jitter 0.1 --samples": "100000000",
+    "simulate --set link_jitter=0.1 --samples": "100000000",
     "simulate --seed": "x ''",
     "compare --budgets": "'' 1, 0 nan " + ",".join(map(str, range(1, 200))),
     "compare --max-slowdown": "nan 1e308 -0.1",
@@ -62,7 +63,7 @@ JOB_WORDS = {
 OTHER_WORDS = {
     "demo --stages": "1 100000000 x",
     "demo --microbatches": "0 1000000000",
-    "demo --data-parallel": "0 100000",
+    "demo --replicas": "-1 100000",
     "demo --hidden-size": "6 1000000000",
     "demo --seq-length": "1 10000000000",
     "demo --iterations": "1 1000000000000",
@@ -70,16 +71,10 @@ OTHER_WORDS = {
     "demo --num-layers": "3",
     "demo --dropout": "nan 1 -0.1 x",
     "demo --text": "/nowhere '' LONG /dev/zero /dev/null",
-    "demo --delay": "40 1e300s -1ms '' LONGms nan",
-    "demo --slow-link": "2 0-3 ٢-٣ LONG-1 ,",
-    "demo --emulate-link": "2-3 2-3:1ms@..... 2-3:1ms@5..1 2-3:1ms,loss=1% /nowhere.yaml "
-    "LONG-1:1ms 2-3:1ms,bandwidth=1e-300B/s 0.1-1.2:1ms LONG.1-0.2:1ms",
-    "demo --emulate-worker": "1.1:2x 0.1:2x@5..1 0.1:2x@5s..9s /nowhere.yaml",
-    "demo --slow-worker": "1.1:2x 0.1:2 0.1:0.5x 0.1:LONGx 0.1:2x, 0.1:2x@3..5",
-    "demo --slow-worker 0.1:2x --delay": "3ms",
-    "demo --slow-path": "0.1-0.2 0-1:1ms 0.0-0.2:1ms 0.1-0.2:1ms,loss=1% 0.1-0.2:1ms@9..",
-    "demo --from-iteration": "90",
-    "demo --to-iteration -5 --from-iteration": "70",
+    "demo --slow": "2 0-3:1ms ٢-٣:1ms LONG-1:1ms , 2-3:40 2-3:1e300s 2-3:-1ms 2-3: 2-3:LONGms "
+    "2-3:nan 2-3:1ms@..... 2-3:1ms@5..1 2-3:1ms,loss=1% /nowhere.yaml 2-3:1ms,bandwidth=1e-300B/s "
+    "0.1-1.2:1ms LONG.1-0.2:1ms 1.1:2x 0.1:2x@5..1 0.1:2x@5s..9s 0.1:0.5x 0.1:LONGx 0.1:2x, "
+    "0.0-0.2:1ms 0.1:dead 1:2x 1:2ms 0.1:2MB/s 2-3:1ms@90.. 2-3:1ms@1.5..3",
     "demo --chunks": "-1",
     "demo --chunks 5 --microbatches": "7",
     "demo --policy zb-h1 --engine": "native",
@@ -103,9 +98,9 @@ def flag_cases():
         yield [JOBS[i % 4], *FLAGS, f"{NUMBERS[i % 9]}={word}"]
         yield [JOBS[i % 3], *FLAGS, f"--microbatches={word}"]
     for flag in NUMBERS:
-        yield ["plan", *FLAGS, flag, "1e308"]
-        yield ["simulate", *FLAGS, flag, "1e-308"]
-        yield ["draw", *FLAGS, flag, "1e308", "--json"]
+        yield ["plan", *FLAGS, f"{flag}=1e308"]
+        yield ["simulate", *FLAGS, f"{flag}=1e-308"]
+        yield ["draw", *FLAGS, f"{flag}=1e308", "--json"]
     for table, flags in ((JOB_WORDS, FLAGS), (OTHER_WORDS, ())):
         for words, values in table.items():
             command, *more = words.split() or [""]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import FLAGS, JOB, process, strict
+from commands import FLAGS, JOB, SMALL, process, strict
 
 from megatron_adaptra.cli import plugin
 from megatron_adaptra.cli.main import main
@@ -95,14 +95,14 @@ def test_every_flag_counts(here):
         return here.json("plan", *FLAGS, "--policy", "1f1b", *words)["predicted_ms"]
 
     base = predicted()
-    assert predicted("--optimizer-ms", 30) == pytest.approx(base + 30)
-    thin = predicted("--link-bandwidth", "inf,inf,2e4", "--message-bytes", 1000)
+    assert predicted("--set", "optimizer_ms=30") == pytest.approx(base + 30)
+    thin = predicted("--set", "link_bandwidth=inf,inf,2e4", "--message-bytes", 1000)
     assert thin > base
-    assert predicted("--link-bandwidth", "inf,inf,20kB/s", "--message-bytes", "1kB") == thin
-    assert predicted("--link-bandwidth", "inf,inf,160kbit/s", "--message-bytes", "1kB") == thin
-    shared = predicted("--port-bandwidth", "inf,inf,20kB/s,inf", "--message-bytes", "1kB")
-    assert shared > predicted("--link-bandwidth", "inf,20kB/s,20kB/s", "--message-bytes", "1kB")
-    assert predicted("--return-delay-ms", 0) < base
+    assert predicted("--set", "link_bandwidth=inf,inf,20kB/s", "--message-bytes", "1kB") == thin
+    assert predicted("--set", "link_bandwidth=inf,inf,160kbit/s", "--message-bytes", "1kB") == thin
+    shared = predicted("--set", "port_bandwidth=inf,inf,20kB/s,inf", "--message-bytes", "1kB")
+    assert shared > predicted("--set", "link_bandwidth=inf,20kB/s,20kB/s", "--message-bytes", "1kB")
+    assert predicted("--set", "return_delay_ms=0") < base
     # The words that allow the messages of two receives in a row share the slow link's way.
     assert predicted("--sends", "rendezvous") >= base
 
@@ -163,7 +163,7 @@ def test_what_runs_by_default_comes_first(here):
 
 def test_the_default_stays_where_a_plan_saves_too_little(here):
     """The plugin adopts no plan that saves less than --adaptra-min-gain."""
-    words = (*FLAGS, "--link-delay-ms", "0,0,4", "--policy", "warmup")
+    words = (*FLAGS, "--set", "link_delay_ms=0,0,4", "--policy", "warmup")
     plan = here.json("plan", *words)
     assert plan["predicted_ms"] < plan["stock_ms"] == plan["default_engine_ms"]
     out, _ = here("plan", *words)
@@ -176,7 +176,7 @@ def test_the_default_stays_where_a_plan_saves_too_little(here):
 
 
 def test_nothing_is_planned_while_links_are_healthy(here):
-    words = (*FLAGS, "--link-delay-ms", 0)
+    words = (*FLAGS, "--set", "link_delay_ms=0")
     plan = here.json("plan", *words)
     assert plan["default_engine_ms"] == plan["stock_ms"]
     out, _ = here("plan", *words)
@@ -206,16 +206,23 @@ def test_a_flag_is_given_once(capsys):
     assert capsys.readouterr().err == (
         "adaptra: error: --stages '5': it is given twice, '4' and '5'\n"
     )
-    assert main(["plan", *FLAGS, "--split", "--no-split"]) == 2
-    assert capsys.readouterr().err == (
-        "adaptra: error: arguments '--no-split': --split is given, too\n"
-    )
+    assert main(["plan", *FLAGS, "--set", "split=yes", "--set", "split=no"]) == 2
+    assert capsys.readouterr().err == "adaptra: error: --set 'split=no': split is given twice\n"
     assert main(["plan", *FLAGS, "--stages", "4", "--json"]) == 0
 
 
 @pytest.mark.long
 def test_many_stages_are_ranges(here):
-    words = ("--forward-ms", 1, "--backward-ms", 2, "--link-delay-ms", 1, "--policy", "warmup")
+    words = (
+        "--forward-ms",
+        1,
+        "--backward-ms",
+        2,
+        "--set",
+        "link_delay_ms=1",
+        "--policy",
+        "warmup",
+    )
     out, _ = here("plan", "--stages", 300, "--microbatches", 4, *words)
     assert max(map(len, out.splitlines())) < 250
     out, _ = here("simulate", "--stages", 300, "--microbatches", 4, *words)
@@ -235,3 +242,71 @@ def test_a_published_profile_as_users_get_it(here):
         plan = here.json("plan", "--profile", path, "--name", job["name"], "--policy", "warmup")
         assert len(plan["warmup"]) == job["stages"]
         assert plan["predicted_ms"] < plan["stock_ms"]
+
+
+JOB_IN_WORDS = (
+    *("--stages", 4, "--microbatches", 12, "--forward-ms", 9, "--backward-ms", 16),
+    *("--slow", "2-3:40ms", "--slow", "0.1:1.2x"),
+)
+
+
+def test_a_job_is_written_once_for_all_commands(here):
+    """Its words, from the demo's too, with iterations in which something is slow."""
+    (plan, simulated) = (here.json(command, *JOB_IN_WORDS) for command in ("plan", "simulate"))
+    drawn, compared = (here.json(command, *JOB_IN_WORDS) for command in ("draw", "compare"))
+    best = compared["policies"]["adaptive"]["unlimited"]["iteration_ms"]
+    assert plan["predicted_ms"] == simulated["iteration_ms"] == drawn["predicted_ms"] == best
+    with_period = [f"{word}@5..9" if ":" in str(word) else word for word in JOB_IN_WORDS]
+    assert here.json("plan", *with_period)["predicted_ms"] == best
+
+
+def test_links_paths_ports_and_workers_of_one_pipeline_are_slow_by_rules(here):
+    def predicted(*words):
+        return here.json("plan", *SMALL, *words)["predicted_ms"]
+
+    base = predicted()
+    assert predicted("--slow", "1-2:20ms") == predicted("--slow", "0.1-0.2:20ms") == base
+    one_way = predicted("--slow", "2>1:0ms")
+    assert one_way == predicted("--set", "link_delay_ms=0,20", "--set", "return_delay_ms=0") < base
+    rate = predicted("--slow", "0-1:20kB/s", "--message-bytes", "1kB")
+    assert rate == predicted("--set", "link_bandwidth=20kB/s,inf", "--message-bytes", "1kB") > base
+    port = predicted("--slow", "0.1:20kB/s", "--message-bytes", "1kB")
+    assert port == predicted("--set", "port_bandwidth=inf,20kB/s,inf", "--message-bytes", "1kB")
+    assert predicted("--slow", "0.1:2x") == predicted(
+        *("--forward-ms", "9,18,9", "--set", "backward_input_ms=10,20,10"),
+        *("--set", "backward_weight_ms=6,12,6"),
+    )
+
+
+def test_an_old_name_is_accepted_and_its_successor_named_once(here):
+    words = ("--stages", 3, "--microbatches", 6, "--forward-ms", 9, "--backward-ms", 16)
+    out, err = here("plan", *words, "--link-delay-ms", "0,20", "--json")
+    assert err.splitlines() == [
+        "adaptra: --link-delay-ms goes with the next release: write --set link_delay_ms=0,20, or "
+        "--slow 2-3:40ms for a link"
+    ]
+    assert (
+        json.loads(out)["predicted_ms"]
+        == here.json("plan", *words, "--slow", "1-2:20ms")["predicted_ms"]
+    )
+
+
+def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--stage", "4"])
+    assert "unrecognized arguments: --stage 4; did you mean --stages?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stages", [8, 16])
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_nothing_is_cut_in_80_columns(here, monkeypatch, command, stages):
+    words = ("--microbatches", stages, "--forward-ms", 9, "--backward-ms", 16)
+    words = (command, "--stages", stages, *words, "--slow", f"{stages - 2}-{stages - 1}:60ms")
+    wide, _ = here(*words)
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = here(*words)
+    assert max(map(len, out.splitlines())) <= 80
+    cells = [cell.strip() for line in wide.splitlines() if "│" in line for cell in line.split("│")]
+    assert len(cells) > 20
+    text = "".join(out.split())
+    assert not [cell for cell in cells if "".join(cell.split()) not in text]

@@ -8,15 +8,16 @@ from pages import page, titles, words
 
 from megatron_adaptra.cli.job import job_of
 from megatron_adaptra.cli.main import _parser
+from megatron_adaptra.cli.old import renewed
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 
-TIMES = ("--forward-ms", 9, "--backward-input-ms", 9, "--backward-weight-ms", 9)
+TIMES = ("--forward-ms", 9, "--set", "backward_input_ms=9", "--set", "backward_weight_ms=9")
 JOB = ("--stages", 3, "--microbatches", 4, *TIMES, "--replicas", 3)
 SLOW = (*JOB, "--slow", "0.1:2x")
-PATH = (*JOB, "--slow-path", "1.0-1.1:1MB/s", "--message-bytes", "60kB")
-DEAD = (*JOB, "--failed", "1.2", "--worker-budget", "0.2:5,2.2:5", "--activation-budget", 3)
+PATH = (*JOB, "--slow", "1.0-1.1:1MB/s", "--message-bytes", "60kB")
+DEAD = (*JOB, "--slow", "1.2:dead", "--set", "worker_budget=0.2:5,2.2:5", "--activation-budget", 3)
 NAMES = [f"{replica}.{stage}" for replica in range(3) for stage in range(3)]
 
 
@@ -85,7 +86,9 @@ def test_plan_as_json_holds_everything(here):
 def jobs_of(*commands):
     """The conditions that all of the `commands` describe."""
     found = [
-        job_of(_parser(["plan"]).parse_args(["plan", *map(str, words)])).replicas
+        job_of(
+            _parser(["plan"])[0].parse_args(renewed(["plan", *map(str, words)], "plan"))
+        ).replicas
         for words in commands
     ]
     assert all(one == found[0] for one in found)
@@ -95,9 +98,11 @@ def jobs_of(*commands):
 def test_flags_json_and_yaml_say_the_same(profile):
     job = {
         "stages": 3, "microbatches": 4, "forward_ms": 9, "backward_ms": 18, "replicas": 3,
-        "message_bytes": "60kB", "failed": ["1.2"], "slow": {"0.1": "2x", "2.0": 1.5},
-        "slow_path": {"1.0-1.1": "1MB/s", "0.0>0.1": "2MB/s+40ms"}, "slow_port": {"2.1": "4MB/s"},
-        "activation_bytes": "100MB", "worker_budget": {"0.2": 6, "2.2": "800MB"},
+        "message_bytes": "60kB", "activation_bytes": "100MB", "slow": [
+            "1.2:dead", "0.1:2x", "2.0:1.5x,1.0-1.1:1MB/s", "2.1:4MB/s",
+            "0.0>0.1:40ms,bandwidth=2MB/s",
+        ],
+        "worker_budget": {"0.2": 6, "2.2": "800MB"},
     }  # fmt: skip
     yaml = """
 stages: 3
@@ -106,19 +111,32 @@ forward_ms: 9
 backward_ms: 18
 replicas: 3
 message_bytes: 60kB
-failed: 1.2
-slow: {0.1: 2, 2.0: 1.5x}
-slow_path: [1.1-1.0:1MB/s, "0.0>0.1:2MB/s+40ms"]
-slow_port: 2.1:4MB/s
+slow: [1.2:dead, 0.1:2x, 2.0:1.5x, 1.1-1.0:1MB/s, "0.0>0.1:40ms,bandwidth=2MB/s", 2.1:4MB/s]
 activation_bytes: 100MB
 worker_budget: {0.2: 6, 2.2: 800MB}
 """
+    old = """
+{stages: 3, microbatches: 4, forward_ms: 9, backward_ms: 18, replicas: 3, message_bytes: 60kB,
+ failed: 1.2, slow: {0.1: 2, 2.0: 1.5x}, slow_path: [1.1-1.0:1MB/s, "0.0>0.1:2MB/s+40ms"],
+ slow_port: 2.1:4MB/s, activation_bytes: 100MB, worker_budget: {0.2: 6, 2.2: 800MB}}
+"""
     flags = (
-        *JOB, "--message-bytes", "60kB", "--failed", "1.2", "--slow", "0.1:2x", "--slow", "2.0:1.5",
-        "--slow-path", "1.0-1.1:1MB/s,0.0>0.1:2MB/s+40ms", "--slow-port", "2.1:4MB/s",
+        *JOB, "--message-bytes", "60kB", "--slow", "1.2:dead,0.1:2x", "--slow", "2.0:1.5x",
+        "--slow", "1.0-1.1:1MB/s,0.0>0.1:40ms,bandwidth=2MB/s", "--slow", "2.1:4MB/s",
+        "--activation-bytes", "100MB", "--set", "worker_budget=0.2:6,2.2:800MB",
+    )  # fmt: skip
+    before = (
+        *JOB, "--message-bytes", "60kB", "--failed", "1.2", "--slow", "0.1:2x,2.0:1.5x",
+        "--slow-path", "1.0-1.1:1MB/s,0.0>0.1:2MB/s+40ms", "--slow-port=2.1:4MB/s",
         "--activation-bytes", "100MB", "--worker-budget", "0.2:6,2.2:800MB",
     )  # fmt: skip
-    conditions = jobs_of(flags, ("--profile", profile(job)), ("--profile", profile(yaml, "y.yaml")))
+    conditions = jobs_of(
+        flags,
+        before,
+        ("--profile", profile(job)),
+        ("--profile", profile(yaml, "y.yaml")),
+        ("--profile", profile(old, "old.yaml")),
+    )
     assert conditions.slow == {1: 2.0, 6: 1.5}
     assert {way: tuple(link[:2]) for way, link in conditions.paths.items()} == {
         (3, 4): (0.0, 1e6), (4, 3): (0.0, 1e6), (0, 1): (0.04, 2e6),
@@ -175,10 +193,10 @@ def test_a_saved_plan_is_replayed(here, plan_file, tmp_path, form):
 
 def test_a_plan_for_another_job_is_refused(here, plan_file, tmp_path):
     path = plan_file(*SLOW)
-    line = here.refused("simulate", "--schedule", path, *TIMES, "--failed", "2.0")
+    line = here.refused("simulate", "--schedule", path, *TIMES, "--slow", "2.0:dead")
     assert line.endswith("it cannot run: worker 2.0 is dead, and has work there")
     words = ("simulate", "--schedule", path, *TIMES, "--slow", "0.1:2x")
-    assert "it cannot run: " in here.refused(*words, "--worker-budget", "1.0:1")
+    assert "it cannot run: " in here.refused(*words, "--set", "worker_budget=1.0:1")
     line = here.refused("simulate", "--schedule", path, *TIMES, "--replicas", 2)
     assert line.endswith("it has 3 replicas, the job has 2")
     one = tmp_path / "one.json"
@@ -202,7 +220,7 @@ def test_a_move_by_name(here):
 
 @pytest.mark.long
 def test_compare_has_each_move_beside_the_others(here, tmp_path):
-    job = (*JOB, "--slow-path", "1.0-1.1:40ms")
+    job = (*JOB, "--slow", "1.0-1.1:40ms")
     out, _ = here("compare", *job, "--budgets", "3,5", "--out", tmp_path / "new")
     found = rows(out)  # of two tables, whose moves have the same names
     assert {"1F1B, untreated", "none, best order", "swap", "re-route"} <= set(found)

@@ -51,7 +51,9 @@ def test_what_is_no_script_is_refused_in_one_line(way):
     assert done.stderr == "adaptra: error: SCRIPT 'nowhere.py': there is no such file\n"
     done = run(*way)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "usage: torchrun" in run(*way, "--help").stdout
+    helps = run(*way, "--help").stdout
+    assert "usage: torchrun" in helps
+    assert "--adaptra-emulate-link RULE" in helps
 
 
 @pytest.mark.long

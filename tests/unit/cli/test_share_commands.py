@@ -13,7 +13,7 @@ from megatron_adaptra.ir.sync import parse_sync
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.ladder import BY_COUNTS, REMEDIES
 
-ONE = ("--replicas", 4, "--slow-replica", "2:2x")
+ONE = ("--replicas", 4, "--slow", "2:2x")
 TWO = ("--stages", 2, "--microbatches", 8, "--forward-ms", 1, "--backward-ms", 2, *ONE)
 UNKNOWN = "what the reduction of gradients takes is not known"
 TAKEN = (
@@ -56,7 +56,7 @@ def test_plan_says_what_it_would_bring(here):
     ("flags", "chosen", "leaves"),
     [
         ((), "routes", 31),  # whole microbatches can go to other replicas, as they can by shares
-        (("--slow-replica", "2:1.1x"), "full", 29.7),
+        (("--slow", "2:1.1x"), "full", 29.7),
     ],
 )
 def test_plan_shows_all_rungs_of_the_ladder(here, flags, chosen, leaves):
@@ -79,11 +79,11 @@ def test_plan_shows_all_rungs_of_the_ladder(here, flags, chosen, leaves):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--microbatches", 1, "--slow-replica", "2:2x"), "one microbatch per replica: there is"),
-        (("--microbatches", 2, "--slow-replica", "2:1.3x"), "no whole microbatch can move and"),
-        (("--policy", "share", "--slow-replica", "2:1x"), "no replica is slow: each keeps its"),
+        (("--microbatches", 1, "--slow", "2:2x"), "one microbatch per replica: there is"),
+        (("--microbatches", 2, "--slow", "2:1.3x"), "no whole microbatch can move and"),
+        (("--policy", "share", "--slow", "2:1x"), "no replica is slow: each keeps its"),
         (
-            ("--slow-replica", "2:2x", "--counts", "10,10,10,2"),
+            ("--slow", "2:2x", "--counts", "10,10,10,2"),
             "these counts make an iteration slower",
         ),
     ],
@@ -94,12 +94,12 @@ def test_it_says_where_it_cannot_help(here, flags, line):
 
 
 def test_many_replicas_are_shown_by_kind(here):
-    out, _ = here("plan", "--replicas", 64, "--slow-replica", "2:2x,7:2x,40:1.5x")
+    out, _ = here("plan", "--replicas", 64, "--slow", "2:2x,7:2x,40:1.5x")
     found = rows(out)
     assert found["2 alike, 2x slow"][0] == "4"
     assert found["40, 1.5x slow"][0] == "6"
     assert sum(int(name.split()[0]) for name in found if name.endswith("alike")) == 61
-    data = here.json("plan", "--replicas", 64, "--slow-replica", "2:2x,7:2x,40:1.5x")
+    data = here.json("plan", "--replicas", 64, "--slow", "2:2x,7:2x,40:1.5x")
     assert len(data["counts"]) == 64
 
 
@@ -149,7 +149,7 @@ def test_compare_has_shares_beside_the_moves(here, tmp_path):
     data = json.loads((tmp_path / "new" / "compare.json").read_text())
     assert data["share"]["counts"] == [10, 9, 4, 9]
     assert any(title.startswith("share: ") for title in titles(page(tmp_path / "new/compare.html")))
-    dead = (*TWO, "--failed", "1.1")
+    dead = (*TWO, "--slow", "1.1:dead")
     assert here.json("compare", *dead)["share"] is None
 
 
@@ -185,12 +185,12 @@ def test_draw_shows_an_iteration_before_and_after(here, tmp_path):
         ("--counts 9,9,x", "--counts '9,9,x': it has to be whole numbers with commas between"),
         ("--counts 8,8,8,8 --policy swap", "--counts '8,8,8,8': they go with --policy share"),
         ("--failures 1", "--failures 1: it does not go with --policy share"),
-        ("--failed 1.0", "--failed '1.0': a replica with a dead worker runs nothing"),
+        ("--slow 1.0:dead", "--slow '1.0': a replica with a dead worker runs nothing"),
         ("--activation-budget 1", "--activation-budget 1.0: policy 1f1b needs at least 2 on"),
-        ("--slow-replica 4:2x", "--slow-replica '4': it has to be a replica, from 0 to 3"),
-        ("--slow-replica 1", "--slow-replica '1': it has to be of the form R:Nx, where R is"),
-        ("--slow-replica 2:2x,2:3x", "--slow-replica '2': how slow worker 2.0 is stands there"),
-        ("--slow 2.1:3x", "--slow-replica '2': how slow worker 2.1 is stands there already"),
+        ("--slow 4:2x", "--slow '4:2x': no such worker; they are 0.0 to 3.1"),
+        ("--slow 1", "--slow '1': it has to be a rule: "),
+        ("--slow 2:3x", "--slow '2:3x': it is given twice"),
+        ("--slow 2.1:3x", "--slow '2:2x': it is given twice"),
     ],
 )
 def test_bad_input_is_one_line(here, flags, line):
@@ -203,7 +203,7 @@ def test_bad_input_is_one_line(here, flags, line):
     [
         ("plan --policy share", "--policy 'share': microbatches are shared out among replicas"),
         ("plan --counts 1,1", "--counts '1,1': microbatches are shared out among replicas"),
-        ("plan --slow-replica 0:2x", "--replicas is missing: it has to be a whole number"),
+        ("plan --slow 0:2x", "--slow '0:2x': it needs several replicas: give --replicas"),
     ],
 )
 def test_shares_need_replicas(here, words_of, line):

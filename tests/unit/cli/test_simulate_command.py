@@ -8,7 +8,7 @@ from commands import FLAGS, SMALL, process, strict
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.plan import make_plan
 
-TIMES = ["--forward-ms", 9, "--backward-input-ms", 10, "--backward-weight-ms", 6]
+TIMES = ["--forward-ms", 9, "--set", "backward_input_ms=10", "--set", "backward_weight_ms=6"]
 JOB = Conditions(6, (9e-3,) * 3, (10e-3,) * 3, (6e-3,) * 3, both_ways([0.0, 0.02]))
 
 
@@ -27,14 +27,16 @@ def test_a_policy_is_timed_as_it_is_planned():
 
 
 def test_the_shares_leave_the_step_out(here):
-    with_step = here.json("simulate", *SMALL, "--policy", "1f1b", "--optimizer-ms", 50)
+    with_step = here.json("simulate", *SMALL, "--policy", "1f1b", "--set", "optimizer_ms=50")
     without = here.json("simulate", *SMALL, "--policy", "1f1b")
     assert with_step["iteration_ms"] == pytest.approx(without["iteration_ms"] + 50)
     assert with_step["bubble_share"] == pytest.approx(without["bubble_share"])
 
 
 def test_the_table(here):
-    out, _ = here("simulate", *FLAGS, "--policy", "1f1b", "--link-jitter", 0.3, "--samples", 20)
+    out, _ = here(
+        "simulate", *FLAGS, "--policy", "1f1b", "--set", "link_jitter=0.3", "--samples", 20
+    )
     for words in (
         "1f1b: 1095.0 ms",
         "the lower bound of",
@@ -63,7 +65,7 @@ def test_a_schedule_from_a_file_in_every_form(here, tmp_path, policy):
     for name, content in forms.items():
         path = tmp_path / name
         path.write_text(content)
-        again = here.json("simulate", "--schedule", path, *TIMES, "--link-delay-ms", "0,20")
+        again = here.json("simulate", "--schedule", path, *TIMES, "--set", "link_delay_ms=0,20")
         for key in ("policy", "iteration_ms", "peak_in_flight", "busy_ms"):
             assert again[key] == timed[key]
 
@@ -125,16 +127,16 @@ def test_draws_are_the_same_for_the_same_seed(here):
     def drawn(*words):
         return here.json("simulate", *SMALL, "--policy", "1f1b", *words)["samples"]
 
-    words = ("--link-jitter", 0.5, "--samples", 50)
+    words = ("--set", "link_jitter=0.5", "--samples", 50)
     assert drawn(*words) == drawn(*words, "--seed", 0) != drawn(*words, "--seed", 1)
-    assert drawn("--link-jitter", 0.5)["count"] == 200
-    assert drawn("--link-jitter", 0.5, "--samples", 0) is None
+    assert drawn("--set", "link_jitter=0.5")["count"] == 200
+    assert drawn("--set", "link_jitter=0.5", "--samples", 0) is None
 
 
 def test_draws_spread_around_the_time_without_jitter(here):
     words = (*SMALL, "--policy", "1f1b", "--samples", 400)
-    quiet = here.json("simulate", *words, "--link-jitter", 0.001)["samples"]
-    loud = here.json("simulate", *words, "--link-jitter", 0.8)["samples"]
+    quiet = here.json("simulate", *words, "--set", "link_jitter=0.001")["samples"]
+    loud = here.json("simulate", *words, "--set", "link_jitter=0.8")["samples"]
     exact = 1e3 * make_plan(JOB, "1f1b").predicted
     assert quiet["mean_ms"] == pytest.approx(exact, rel=1e-3)
     assert loud["median_ms"] < loud["p90_ms"] < loud["p99_ms"] <= loud["max_ms"]

@@ -32,7 +32,7 @@ SCHEMA = Path(__file__).parents[3] / "docs" / "decision-log.schema.json"
 PAGE = Path(__file__).parents[3] / "docs" / "files.md"
 LATE = {2: BUFFER}
 FOUND = range(10, 30)  # iterations in which the rank is late
-OPTIONS = DemoOptions(stages=2, data_parallel=4, late_ranks=["2:160ms"])
+OPTIONS = DemoOptions(stages=2, data_parallel=4, slow=["2:160ms"])
 
 
 def voted(path: Path, min_gain: float = 0.05) -> GroupReductions:
@@ -136,7 +136,7 @@ def test_page_and_picture_show_one_reduction_native_and_ours(tmp_path: Path) -> 
     reduction = drawn_reduction([made], (FOUND.start, FOUND.stop))
     assert reduction is not None
     sample = sample_report()
-    config = {**sample.summary["config"], "slow_links": [], "delay_ms": None, "data_parallel": 4}
+    config = {**sample.summary["config"], "slow_links": [], "data_parallel": 4}
     config |= {"late_ranks": ["2:160ms"], "hosts": ["all:20MB/s"]}
     report = replace(
         sample_report(config=config, all_reduces=entries([made]), replans=[]), simulated=[reduction]

@@ -91,7 +91,7 @@ def test_page_and_table_show_what_was_decided() -> None:
     decided = share_entries([INTO, BACK], RAN, ENDS)
     shared = drawn_shares([INTO, BACK], decided, PHASE)
     assert shared is not None
-    config = {**sample_report().summary["config"], "slow_links": [], "delay_ms": None}
+    config = {**sample_report().summary["config"], "slow_links": []}
     config |= {"data_parallel": 4, "slow_replicas": ["2:2x"]}
     report = replace(sample_report(config=config, shares=decided, replans=[]), simulated=[shared])
     page = report_html(report)

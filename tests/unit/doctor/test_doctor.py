@@ -419,3 +419,14 @@ def test_the_command_here() -> None:
     assert {"torch", "megatron-core", "patch schedule", "engine executor", "TLS"} <= {*names}
     warned = any(row["verdict"] == "WARN" for row in found)
     assert subprocess.run([*command, "--strict"], capture_output=True).returncode == warned
+
+
+@pytest.mark.parametrize("name", ["ifb0", "veth1a", "docker0", "virbr0", "br-12ab"])
+def test_a_virtual_interface_that_is_down_is_no_news(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {f"sys__class__net__{name}__operstate": "down"}
+    put(tmp_path, **state)
+    assert f"interface {name}" not in network_of(tmp_path, monkeypatch)
+    put(tmp_path, **dict.fromkeys(state, "up"))
+    assert network_of(tmp_path, monkeypatch)[f"interface {name}"].status is not WARN

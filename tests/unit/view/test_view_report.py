@@ -77,7 +77,7 @@ def test_page_shows_the_result() -> None:
         "2.47× as fast while link 2–3 is slow",
         "Losses identical, bit for bit",
         "Parameters identical, bit for bit",
-        "40 ms longer",
+        "slow link 2-3:40ms",
         "confirmed 2 of 3 times",
         "warmup 4, 3, 2, 1 → 11, 10, 9, 1",
         "healthy",
@@ -150,8 +150,8 @@ def test_what_got_slow_is_named() -> None:
     words = page(**slow)
     names = "link 2–3 and path 0.1–0.2 and workers 1.1 and 0.0"
     assert f"2.47× as fast while {names} are slow" in words
-    assert "40 ms longer, slow path 0.1-0.2:40ms, slow workers 1.1:2x, 0.0:3x" in words
-    words = page(slow_links=[], delay_ms=None, slow_workers=["1.1:2x"])
+    assert "slow link 2-3:40ms, slow path 0.1-0.2:40ms, slow workers 1.1:2x, 0.0:3x" in words
+    words = page(slow_links=[], slow_workers=["1.1:2x"])
     assert "2.47× as fast while worker 1.1 is slow" in words
     assert "in iterations 14 to 39 slow worker 1.1:2x" in words
 
