@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from megatron_adaptra.adapt.schedules.advice import executor_flags
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy, executor_flags
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, evaluate

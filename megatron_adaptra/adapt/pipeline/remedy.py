@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Vote
-from megatron_adaptra.adapt.schedules.advice import EXECUTOR
 from megatron_adaptra.adapt.schedules.policy import (
+    EXECUTOR,
     Change,
     frees,
     has_recovered,

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
+from megatron_adaptra.adapt.schedules.policy import ReplanPolicy, executor_flags
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.step_sync import PASSES
 
-EXECUTOR = "--adaptra-engine executor"
 DIRECT = "--adaptra-small-collectives auto"
-
-
-def executor_flags(recompute: bool) -> str:
-    """Return the flags of the executor; `recompute`: its plans may run forwards again."""
-    return f"{EXECUTOR} --adaptra-recompute" if recompute else EXECUTOR
 
 
 @dataclass(frozen=True)

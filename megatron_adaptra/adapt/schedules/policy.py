@@ -26,11 +26,18 @@ from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 
 RECOVERED = 0.25  # share of what a message took on a slow link; it takes less on one that is not
 
+EXECUTOR = "--adaptra-engine executor"
+
 AnyPlan = Plan | ReplicaPlan
 AnyConditions = Conditions | ReplicaConditions
 
 P = TypeVar("P", bound=AnyPlan)
 K = TypeVar("K", bound=AnyConditions)
+
+
+def executor_flags(recompute: bool) -> str:
+    """Return the flags of the executor; `recompute`: its plans may run forwards again."""
+    return f"{EXECUTOR} --adaptra-recompute" if recompute else EXECUTOR
 
 
 @dataclass(frozen=True)
