@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megatron_adaptra.base.errors import BadFile, BadInput, as_text
+from megatron_adaptra.base.errors import BadFile, BadInput, as_text, refuse_unknown
 from megatron_adaptra.base.units import LONGEST, number, parse_bytes
 from megatron_adaptra.base.user_files import read_data
 
@@ -396,15 +395,3 @@ def load_yaml(path: Path, field: str = "file") -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BadFile(field, str(path), "it has to hold keys and values")
     return data
-
-
-def refuse_unknown(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise BadInput for the first key of `data` that is not `known`, with the nearest known one.
-
-    `where`: what the message calls the source of `data`.
-    """
-    for key in data:
-        if key not in known:
-            near = difflib.get_close_matches(as_text(key)[:99], known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadInput(f"unknown key in {where}", key, hint)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 _VALUE, _LINE = 240, 1000  # characters that are shown: of a value, and of a whole line
 
@@ -157,3 +159,15 @@ def reason_of(error: BaseException | str) -> str:
     if "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
         return "its connection closed"
     return text.splitlines()[0] if text else "it failed"
+
+
+def refuse_unknown(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise BadInput for the first key of `data` that is not `known`, with the nearest known one.
+
+    `where`: what the message calls the source of `data`.
+    """
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(as_text(key)[:99], known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise BadInput(f"unknown key in {where}", key, hint)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.base.errors import BadInput
+from megatron_adaptra.base.errors import BadInput, refuse_unknown
 from megatron_adaptra.base.units import number, whole
 from megatron_adaptra.cli.once import Once
 from megatron_adaptra.cli.output import note
@@ -197,8 +197,6 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {"recompute": True} if args.recompute else {}
     texts = {key: text for key in _FLAGS if (text := getattr(args, key)) is not None}
     for text in args.set:
-        from megatron_adaptra.config import refuse_unknown
-
         key, equals, value = text.partition("=")
         if not equals:
             raise BadInput("--set", text, "it has to be of the form KEY=VALUE")

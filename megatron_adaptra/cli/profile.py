@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.base.errors import BadFile, BadInput, as_text, shown
+from megatron_adaptra.base.errors import BadFile, BadInput, as_text, refuse_unknown, shown
 from megatron_adaptra.base.units import parse_bytes, parse_rate, size
 from megatron_adaptra.base.user_files import read_data
 from megatron_adaptra.cli.old import renewed_keys
@@ -39,8 +39,6 @@ def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
 
     Raises BadFile if it cannot be read, BadInput for unknown keys and names.
     """
-    from megatron_adaptra.config import refuse_unknown  # YAML is for files only
-
     data = read_data(path, "--profile")
     if isinstance(data, list):
         data = _pick(data, name, path)

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_adaptra.base.errors import BadInput, as_text
-from megatron_adaptra.config import load_yaml, refuse_unknown
+from megatron_adaptra.base.errors import BadInput, as_text, refuse_unknown
 from megatron_adaptra.emulate.rules import FIELD, LinkRule, parse_rules
 
 # By the lists that a scenario may have. The first two of an entry's keys are needed; from the fifth
@@ -79,6 +78,8 @@ def texts_of(rules: Sequence[str], flag: str, of: str = "links") -> list[tuple[s
 
 def _scenario(path: Path, of: str) -> list[str]:
     """Return the rules of the list called `of`, as texts."""
+    from megatron_adaptra.config import load_yaml  # YAML is for files only
+
     data, keys = load_yaml(path), _KEYS[of]
     refuse_unknown(data, tuple(_KEYS), str(path))
     name, value, _, _, *options = keys
