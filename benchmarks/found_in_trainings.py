@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -29,19 +29,27 @@ from typing import Any, NamedTuple
 from common import markdown
 
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.diagnose.finding import CLOSED, HOST, LINK, OPENED, THIN_LINK, WORKER
+from megatron_adaptra.diagnose.finding import (
+    CLOSED,
+    GARBAGE,
+    HOST,
+    LATE,
+    LINK,
+    LOADER,
+    OPENED,
+    REPLICA,
+    THIN_LINK,
+    WORKER,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "train" / "ranks"
-FIRST, SLOW, WELL, LAST = (
-    24,
-    14,
-    18,
-    8,
-)  # iterations: to the first case, of one, between, at the end
+PROGRAM, SLOW_PARTS = PROGRAMS / "pretrain_gpt_small.py", PROGRAMS / "slow_parts_pretrain.py"
+# Iterations: to the first case, of one, between two, at the end.
+FIRST, SLOW, WELL, LAST = 24, 14, 26, 8
 IN_TIME = 4  # iterations until it is found
 HEALTHY = "nothing"
 CORES = sorted(os.sched_getaffinity(0))
@@ -50,7 +58,8 @@ CORES = sorted(os.sched_getaffinity(0))
 class Case(NamedTuple):
     """A case makes `ranks` slow from iteration `begin` on until `end`, from 0.
 
-    `rule`: what does it, without the period. `amount`: how slow, in words.
+    `rule`: what does it, without the period; several with blanks between. `amount`: in words, how
+    slow.
     """
 
     begin: int
@@ -61,8 +70,8 @@ class Case(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The rule with its period."""
-        return f"{self.rule}@{self.begin}..{self.end}"
+        """The rule, or the rules, with its period."""
+        return ",".join(f"{one}@{self.begin}..{self.end}" for one in self.rule.split())
 
 
 class Drawn(NamedTuple):
@@ -77,17 +86,15 @@ class Drawn(NamedTuple):
 class Kind:
     """A kind of finding comes from cases that `draw` draws, in a training with these `flags`.
 
-    `flag`: takes the rules, one each, or with `,` between them where `joined`. `load`: no flag, but
-    other programs on the cores. `program`: words before the training script.
+    `flag`: takes a rule; "" for those of SLOW_PARTS. `load`: other programs on the cores instead.
+    `in_time`: iterations until it is to be found.
     """
 
     draw: Callable[[random.Random], Drawn]
     flag: str = ""
-    joined: bool = False
     load: bool = False
     flags: tuple[str, ...] = ("--pipeline-model-parallel-size", "4")
     ranks: int = 4
-    program: Callable[[Sequence[Case]], list[str]] = field(default=lambda cases: [])
     in_time: int = IN_TIME
 
 
@@ -111,12 +118,41 @@ def _host(rng: random.Random) -> Drawn:
     return Drawn({0, 1}, str(loops), f"{loops} busy loops per core")
 
 
+def _loader(rng: random.Random) -> Drawn:
+    rank, ms = rng.choice((0, 3)), rng.randrange(15, 60)  # first and last stage read batches
+    return Drawn({rank}, f"loader:{rank}:{ms}ms", f"{ms} ms a sample")
+
+
+def _garbage(rng: random.Random) -> Drawn:
+    ms = rng.randrange(80, 250)
+    return Drawn({0, 1, 2, 3}, f"garbage:turns:{ms}ms", f"{ms} ms")
+
+
+def _late(rng: random.Random) -> Drawn:
+    rank, ms = rng.randrange(4), rng.randrange(150, 500)
+    return Drawn({rank}, f"late:{rank}:{ms}ms", f"{ms} ms")
+
+
+def _replica(rng: random.Random) -> Drawn:
+    replica, times = rng.randrange(2), rng.uniform(2.0, 4.0)
+    rules = [f"{replica}.{stage}:{times:.1f}x" for stage in (0, 1)]
+    return Drawn({replica, replica + 2}, " ".join(rules), f"{times:.1f} times")
+
+
+TWO_STAGES = ("--pipeline-model-parallel-size", "2")
 KINDS = {
     LINK: Kind(_link, "--adaptra-emulate-link"),
     THIN_LINK: Kind(_thin, "--adaptra-emulate-link"),
     WORKER: Kind(_worker, "--adaptra-emulate-worker"),
     HOST: Kind(
-        _host, load=True, ranks=2, flags=("--pipeline-model-parallel-size", "2"), in_time=8,
+        _host, load=True, ranks=2, flags=TWO_STAGES, in_time=8,
+    ),
+    LOADER: Kind(_loader, in_time=5),
+    GARBAGE: Kind(_garbage, in_time=8),
+    LATE: Kind(_late, flags=(*TWO_STAGES, "--adaptra-allreduce", "auto"), in_time=5),
+    REPLICA: Kind(
+        _replica, "--adaptra-emulate-worker", flags=(*TWO_STAGES, "--adaptra-act", "observe"),
+        in_time=5,
     ),
     HEALTHY: Kind(lambda rng: Drawn(set(), "", "")),
 }  # fmt: skip
@@ -158,12 +194,10 @@ def train(
     """Run a training with these `cases`; return its events, and the ms of each iteration."""
     log = folder / "decisions.jsonl"
     rules = [case.text for case in cases if case.rule and not kind.load]
-    flags = (
-        [kind.flag, ",".join(rules)] if kind.joined else [x for r in rules for x in (kind.flag, r)]
-    )
+    flags = [word for rule in rules for word in (kind.flag, rule) if kind.flag]
     words = [
-        *kind.program(cases), str(PROGRAMS / "pretrain_gpt_small.py"), *FLAGS, "--num-layers", "4",
-        "--global-batch-size", "12", "--train-iters", str(cases[-1].end + LAST), *kind.flags,
+        str(SLOW_PARTS), "" if kind.flag else ",".join(rules), str(PROGRAM), *FLAGS,
+        "--num-layers", "4", "--global-batch-size", "12", "--train-iters", str(cases[-1].end + LAST), *kind.flags,
         "--adaptra", "--adaptra-decision-log", str(log), *flags,
     ]  # fmt: skip
     environment = {

@@ -16,8 +16,8 @@ from trainings import SCRIPT, needs_training, words_of
 
 SLOW_PARTS = str(SCRIPT.with_name("slow_parts_pretrain.py"))
 SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
-BEGIN, END = 6, 18  # iterations in which something is slow
-LENGTH = 44
+BEGIN, END = 8, 20  # iterations in which something is slow
+LENGTH = 46
 
 
 def found(
@@ -107,3 +107,40 @@ def test_a_slow_part_of_a_rank_is_named(
     begin = BEGIN if rules else 0
     decided(f"since its first iterations: {opened}", begin - 1 <= opened["since"] <= begin + 2)
     decided(f"it is found soon: {opened}", opened["found"] <= begin + 9)
+
+
+LATE = f"late:3:400ms{PERIOD}"
+BOTH = f"1.0:4x{PERIOD},1.1:4x{PERIOD}"
+
+
+@needs_training
+@pytest.mark.parametrize(
+    ("what", "ranks", "first", "soon", "flags", "rules"),
+    [
+        ("slow worker", [3], 2, 12, ("--adaptra-emulate-worker", f"1.1:4x@0..{END}"), ""),
+        ("slow replica", [1, 3], BEGIN, 6, ("--adaptra-emulate-worker", BOTH), ""),
+        ("late rank", [3], BEGIN, 6, ("--adaptra-allreduce", "auto"), LATE),
+        ("late rank", [3], BEGIN, 6, ("--adaptra-act", "observe"), LATE),
+    ],
+    ids=["a worker from the start", "a whole replica", "a late rank", "a late rank, observed"],
+)
+def test_who_is_slow_beside_other_replicas_is_named_once(
+    what: str,
+    ranks: list[int],
+    first: int,
+    soon: int,
+    flags: tuple[str, ...],
+    rules: str,
+    tmp_path: Path,
+) -> None:
+    events, _ = found(tmp_path, 4, *flags, rules=rules)
+    events = [event for event in events if event["what"] != "busy host"]  # as this one may be
+    named = [(e["state"], e["what"], [p["rank"] for p in e["where"]]) for e in events]
+    decided(
+        f"it is found, it alone, and closed: {named}",
+        named == [("opened", what, ranks), ("closed", what, ranks)],
+    )
+    opened, closed = events
+    assert {place["worker"].partition(".")[0] for place in opened["where"]} == {"1"}
+    decided(f"it is found soon: {opened}", opened["found"] <= first + soon)
+    decided(f"it is closed soon: {closed}", END - 1 <= closed["until"] <= END + 6)

@@ -1,9 +1,9 @@
-"""Run a training script in which loaders are slow, or ranks collect garbage, for some iterations.
+"""Run a training script in which loaders are slow, or ranks collect garbage or come late, at times.
 
-RULES SCRIPT...: rules such as loader:1:30ms@6..18,garbage:turns:40ms@30..42, from the first
-iteration up to, not including, the second one, from 0. A loader takes so much longer for each
-sample. Garbage is collected for so long in an iteration, by one rank, by `all`, or by one after
-another (`turns`).
+RULES SCRIPT...: rules such as loader:1:30ms@6..18,garbage:turns:40ms@30..42,late:3:160ms@50..60,
+from the first iteration up to, not including, the second one, from 0. A loader takes so much longer
+for each sample. Garbage is collected for so long in an iteration, by one rank, by `all`, or by one
+after another (`turns`). Late are a rank's gradients.
 """
 
 import gc
@@ -12,7 +12,7 @@ import runpy
 import sys
 import time
 
-RULE = re.compile(r"(loader|garbage):(\d+|all|turns):(\d+)ms@(\d+)\.\.(\d+)")
+RULE = re.compile(r"(loader|garbage|late):(\d+|all|turns):(\d+)ms@(\d+)\.\.(\d+)")
 
 
 def main():
@@ -54,6 +54,11 @@ def main():
             end = time.thread_time() + seconds("garbage")
             while time.thread_time() < end:
                 gc.collect()
+        return wrapped(*args, **kwargs)
+
+    @wrapt.patch_function_wrapper("megatron.training.training", "finalize_model_grads")
+    def finalize(wrapped, _, args, kwargs):
+        time.sleep(seconds("late"))
         return wrapped(*args, **kwargs)
 
     runpy.run_path(sys.argv[0], run_name="__main__")
