@@ -61,11 +61,11 @@ _LINKS: dict[str, _Flag] = {
         "RULE[@A..B]",
         "what gets slow, in iterations A up to B (default: the second third of the run), and may "
         "be repeated: 2-3:40ms a link, both ways (2>3: one way), 2-3:10MB/s what it carries, "
-        "0.1-1.2:40ms a path between workers (replica.stage), 1.2:2x a worker, 2:2x a replica "
-        "(--adaptra-sync share gives it fewer microbatches), 2:30ms a data-parallel rank that "
-        "comes late to its gradients (--adaptra-allreduce auto finds it), 1.2:20MB/s the port of a "
-        "worker's host with --netlab, all:5MB/s each one, or a scenario YAML (default: 40ms on the "
-        "last link)",
+        "0.1-1.2:40ms a path between workers (replica.stage), 1.2:2x a worker, or a scenario YAML "
+        "(default: 40ms on the last link). Of replicas: 2:2x a whole one (--adaptra-sync share "
+        "gives it fewer microbatches), 2:30ms one that comes late to its gradients "
+        "(--adaptra-allreduce auto finds it). With --netlab: 1.2:20MB/s the port of a worker's "
+        "host, all:5MB/s each one",
     ),
     "--netlab": (
         bool,
@@ -138,7 +138,7 @@ def add_parser(subparsers: Any) -> None:
         "demo",
         help="train a real GPT twice, with stock Megatron and with adaptra, while a link gets slow",
         description="Train a real GPT of megatron-core on this machine twice, in turns, iteration "
-        "by iteration: with stock Megatron, and with adaptra. A link gets slow and heals again. "
+        "by iteration: with stock Megatron, and with adaptra. A link gets slow and recovers. "
         "Losses and parameters have to be equal to the last bit. Interrupted, it reports what it "
         "has by then.",
         usage="%(prog)s [flags]",

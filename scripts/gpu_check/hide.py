@@ -70,9 +70,9 @@ def compared(
         found.left_out.append("messages that go back: gloo's are slow enough here to leave before "
                               "the link is slow")  # fmt: skip
     else:
-        found.check(bool(healed), "the link has healed, and messages are not back with Megatron")
+        found.check(bool(healed), "the link has recovered, and messages are not back with Megatron")
     forecast = "none" if predicted is None else f"{predicted:.0f} ms"
-    found.table("Iterations, ms (median)", ("", "healthy", "slow", "healed"), [
+    found.table("Iterations, ms (median)", ("", "healthy", "slow", "recovered"), [
         [name, *(f"{median(part):.0f}" if part else "-" for part in parts)]
         for name, parts in (("stock", _parts(stock, range(plan.begin + 1, plan.end), plan.end)),
                             ("ours", _parts(ours, hidden[-4:], healed[0] if healed else 0)))
