@@ -34,8 +34,8 @@ def add_parser(subparsers: Any) -> None:
         "simulate",
         help="how long a schedule takes, and where it waits",
         description="Prove that a schedule can run within the activation budget, and time it. "
-        "With --link-jitter, time it under many sampled delays: in each sample every directed link "
-        "has one delay for the whole iteration, lognormal around the link's delay.",
+        "With --set link_jitter=X, time it under many sampled delays: in each sample every link "
+        "has one delay each way for the whole iteration, lognormal around its own.",
         allow_abbrev=False,
     )
     add_source(parser)
@@ -85,7 +85,7 @@ def _result(
     most = max(1, MOST_DRAWN // sum(map(len, plan.schedule.order)))
     count = args.samples if args.samples is not None else min(SAMPLES, most) * jitter
     if not 0 <= count <= most or (count and not jitter):
-        allowed = "there is nothing to sample, as no link has jitter (see --link-jitter)"
+        allowed = "there is nothing to sample, as no link has jitter (--set link_jitter=X)"
         raise BadInput(
             "--samples", count, f"it has to be from 0 to {most} for this job" if jitter else allowed
         )

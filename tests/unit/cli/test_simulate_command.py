@@ -149,6 +149,6 @@ def test_draws_need_jitter(here):
     line = here.refused("simulate", *SMALL, "--samples", 10)
     assert (
         line
-        == "--samples 10: there is nothing to sample, as no link has jitter (see --link-jitter)"
+        == "--samples 10: there is nothing to sample, as no link has jitter (--set link_jitter=X)"
     )
     assert here.refused("simulate", *SMALL, "--samples", -1).startswith("--samples -1: ")
