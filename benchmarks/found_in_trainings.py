@@ -197,8 +197,8 @@ def train(
     flags = [word for rule in rules for word in (kind.flag, rule) if kind.flag]
     words = [
         str(SLOW_PARTS), "" if kind.flag else ",".join(rules), str(PROGRAM), *FLAGS,
-        "--num-layers", "4", "--global-batch-size", "12", "--train-iters", str(cases[-1].end + LAST), *kind.flags,
-        "--adaptra", "--adaptra-decision-log", str(log), *flags,
+        "--num-layers", "4", "--global-batch-size", "12", "--train-iters",
+        str(cases[-1].end + LAST), *kind.flags, "--adaptra", "--adaptra-decision-log", str(log), *flags,
     ]  # fmt: skip
     environment = {
         **os.environ, "PYTHONPATH": f"{ROOT}:{PROGRAMS}", "PYTHONWARNINGS": "ignore",
