@@ -195,9 +195,10 @@ def train(
     log = folder / "decisions.jsonl"
     rules = [case.text for case in cases if case.rule and not kind.load]
     flags = [word for rule in rules for word in (kind.flag, rule) if kind.flag]
+    length = str(cases[-1].end + LAST)
     words = [
         str(SLOW_PARTS), "" if kind.flag else ",".join(rules), str(PROGRAM), *FLAGS,
-        "--num-layers", "4", "--global-batch-size", "12", "--train-iters", str(cases[-1].end + LAST), *kind.flags,
+        "--num-layers", "4", "--global-batch-size", "12", "--train-iters", length, *kind.flags,
         "--adaptra", "--adaptra-decision-log", str(log), *flags,
     ]  # fmt: skip
     environment = {
