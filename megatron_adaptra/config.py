@@ -159,8 +159,8 @@ class AdaptraConfig:
     small_collectives: str = _setting(
         "auto",
         "small collectives of an iteration's end that cross stages, exchanged directly in one "
-        "delay: auto where that is faster, on always where bits stay the same, fixed also where "
-        "they may not (sums in the order of ranks), off never",
+        "delay. auto: where that is faster. on: always where bits stay the same. fixed: also where "
+        "they may not (sums in the order of ranks). off: never",
         choices=SMALL_COLLECTIVES,
     )
     allreduce: str = _setting(
