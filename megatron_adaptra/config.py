@@ -99,10 +99,10 @@ class AdaptraConfig:
 
     act: str = _setting(
         "bits",
-        "observe: Megatron's own calls, measured; what would be done is logged; bits: what keeps "
-        "the bits of stock; exact: also what keeps the exact mean, in another order of sums. It "
-        "sets --adaptra-engine, -reroute, -allreduce, -sync and -small-collectives, each where it "
-        "is not given (docs/observe.md)",
+        "observe: Megatron's own calls; what would be done is logged. bits: what keeps the bits of "
+        "stock. exact: also what keeps the exact mean, in another order of sums. It sets "
+        "--adaptra-engine, -reroute, -allreduce, -sync and -small-collectives where these are not "
+        "given (docs/observe.md)",
         choices=ACTS,
     )
     act_file: str = _setting(
@@ -119,8 +119,7 @@ class AdaptraConfig:
     )
     policy: str = _setting(
         "adaptive",
-        "adaptive: a plan for the links as they are (the executor may also split backwards into "
-        "gradients of inputs and of weights); the others are fixed: 1f1b and interleaved as "
+        "adaptive: a plan for the links as they are. The others are fixed: 1f1b and interleaved as "
         "Megatron runs them, zb-h1 and zb-h2 with the executor",
         choices=POLICIES,
     )
@@ -131,22 +130,21 @@ class AdaptraConfig:
     )
     emulate_link: list[str] = _setting(
         [],
-        "make a link slow for a trial, e.g. 2-3:40ms@10.. (both ways, from iteration 10 on) or "
-        "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20, in every replica, or the path between two "
-        "workers, replica.stage, 0.1-0.2:40ms or 0.1>1.2:5ms, or a scenario YAML; may be repeated",
+        "make a link slow for a trial, in every replica: 2-3:40ms@10.. (both ways, from iteration "
+        "10 on) or 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20. Or the path between two workers, "
+        "replica.stage: 0.1-0.2:40ms. Or a scenario YAML. May be repeated",
         metavar="RULE",
     )
     emulate_worker: list[str] = _setting(
         [],
-        "make the ops of a worker slow for a trial, by waiting, e.g. 1.2:2x@10.. (stage 2 of "
-        "replica 1, twice as long, from iteration 10 on), or a scenario YAML; several with commas "
-        "between; may be repeated; not on GPUs",
+        "make the ops of a worker slow for a trial, by waiting: 1.2:2x@10.. (stage 2 of replica 1 "
+        "twice as long, from iteration 10 on), or a scenario YAML; may be repeated; not on GPUs",
         metavar="RULE",
     )
     activation_budget: str = _setting(
         "none",
-        "what a stage may hold of activations: microbatches (12), bytes (20GiB), or auto, what the "
-        "device has left after the first iterations",
+        "what a stage may hold of activations: microbatches (12), bytes (20GiB), auto (what the "
+        "device has left after the first iterations) or none (on CPUs no limit, on GPUs as auto)",
         metavar="N",
     )
     min_gain: float = _setting(
@@ -154,8 +152,8 @@ class AdaptraConfig:
     )
     reroute: str = _setting(
         "off",
-        "plan all data-parallel replicas together: swap, whole pipelines exchange partners round "
-        "slow paths; auto, single microbatches move round slow workers, too; off, each replica is "
+        "plan all data-parallel replicas together. swap: whole pipelines exchange partners round "
+        "slow paths. auto: single microbatches move round slow workers, too. off: each replica is "
         "planned by itself",
         choices=REROUTES,
     )
@@ -168,31 +166,28 @@ class AdaptraConfig:
     )
     allreduce: str = _setting(
         "native",
-        "how data-parallel ranks reduce their gradients (on GPUs NCCL does; auto names who comes "
-        "late): native, as Megatron does; auto, native until a rank is found to be late, or a port "
-        "slow, and then what is predicted to save --adaptra-min-gain of an iteration; direct, each "
-        "piece at an owner, in the order of ranks, where a late rank owns nothing; stragglar, for "
-        "one late rank of at least 4, in rounds after it arrives; or a file with a collective "
-        "plan (docs/allreduce.md)",
+        "how data-parallel ranks reduce their gradients. native: as Megatron does. auto: native "
+        "until a rank is found to be late, or a port slow; on GPUs it only names the rank. direct: "
+        "each piece at an owner; a late rank owns nothing. stragglar: for one late rank of at "
+        "least 4. Or a file with a collective plan (docs/allreduce.md)",
         metavar="HOW",
     )
     late_ranks: str = _setting(
         "",
-        "data-parallel ranks that are late, such as 2 or 2,5: what an all-reduce other than native "
-        "leaves to the others",
+        "data-parallel ranks that are late, such as 2 or 2,5: they own no piece of the buffer",
         metavar="RANKS",
     )
     sync: str = _setting(
         "full",
-        "how data-parallel replicas share out an iteration: full, as Megatron does, as many "
-        "microbatches each; share, fewer to slow replicas and more to the others, the global "
-        "batch and the mean of its gradients kept; auto, that where no cheaper remedy is enough",
+        "how data-parallel replicas share out an iteration. full: as many microbatches each. "
+        "share: fewer to slow replicas, with the same global batch and mean of its gradients. "
+        "auto: that where no cheaper remedy is enough",
         choices=SYNCS,
     )
     sync_counts: str = _setting(
         "",
         "with --adaptra-sync share: microbatches of each data-parallel replica, in order, such as "
-        "9,9,9,5, instead of counts by measured speed; together as many as without",
+        "9,9,9,5, instead of counts by measured speed; they must sum to the global batch",
         metavar="COUNTS",
     )
     post_receives: str = _setting(
@@ -203,8 +198,8 @@ class AdaptraConfig:
     )
     transport: str = _setting(
         "auto",
-        "what carries messages between stages: our engine over memory and tcp, torch's gloo, which "
-        "needs no compiler, or auto, the engine where it was built",
+        "what carries messages between stages. engine: ours, over shared memory, RDMA and TCP. "
+        "gloo: torch's, which needs no compiler. auto: the engine where it was built",
         choices=TRANSPORTS,
     )
     encrypt: bool = _setting(

@@ -50,4 +50,4 @@ def test_ucc_is_megatrons():
 
 def test_what_changes_something_can_be_asked_for():
     for feature in FEATURES:
-        assert (feature.used is None) == (feature.effect is Effect.WORKS)
+        assert (feature.used is None) == (feature.effect in (Effect.WORKS, Effect.EXPECTED))

@@ -15,6 +15,7 @@ class Effect(enum.Enum):
     """An effect names what a pipeline does where a feature of Megatron is used."""
 
     WORKS = "works"
+    EXPECTED = "expected to work, not run on a GPU"
     PINNED = "warmup stays Megatron's; messages may leave the GPU's queue"
     STOCK = "Megatron's own, with one line"
 
@@ -92,8 +93,8 @@ FEATURES = (
     ),
     Feature(
         "`--tp-comm-overlap`",
-        Effect.WORKS,
-        "expected, not run: its kernels wait for ranks of the same stage alone, which run the same "
+        Effect.EXPECTED,
+        "its kernels wait for ranks of the same stage alone, which run the same "
         "ops in the same order",
     ),
     Feature(
@@ -103,14 +104,13 @@ FEATURES = (
     ),
     Feature(
         "FP8 with tensorwise, blockwise or MXFP8 scaling",
-        Effect.WORKS,
-        "expected, not run: messages have the type that Megatron gives them; no forward is "
-        "recomputed by the plan",
+        Effect.EXPECTED,
+        "messages have the type that Megatron gives them; no forward is recomputed by the plan",
     ),
     Feature(
         "FP8 with delayed scaling (Megatron's default recipe)",
-        Effect.WORKS,
-        "expected, not run: amaxes are all-reduced over replicas in each op, so all replicas run "
+        Effect.EXPECTED,
+        "amaxes are all-reduced over replicas in each op, so all replicas run "
         "one order, planned for the first one; no routes, no shares; with `--tp-only-amax-red` "
         "replicas stay independent",
     ),
