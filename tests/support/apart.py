@@ -1,4 +1,4 @@
-"""A function in a process of its own: the hostile driver stays out of the one that tests."""
+"""A function in a process of its own, which ends with what the function has changed."""
 
 from __future__ import annotations
 

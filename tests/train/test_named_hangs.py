@@ -55,14 +55,13 @@ def test_all_ranks_name_a_hang_in_time_and_the_training_goes_on(
     assert Done(0, done.text).numbers == stock(2, *flags, iterations=ITERATIONS).done.numbers
     for one, text in enumerate(done.texts):
         lines = [
-            line
-            for line in text.splitlines()
-            if f"no progress in iteration {iteration} " in line
+            line for line in text.splitlines() if f"no progress in iteration {iteration} " in line
         ]
         assert lines or one == rank, done.text[-4000:]
         for line in lines:
-            # Without the store's answer, for which it waits seconds, a rank knows its own wait alone.
-            decided(f"the store answers: {line}", "the job's store does not answer" not in line)
+            # Without the answer, for which it waits seconds, a rank knows its own wait alone.
+            answers = "the job's store does not answer" not in line
+            decided(f"the store answers: {line}", answers)
             here = "the job waits for this rank; first missing op: "
             assert re.search(named.format(rank=rank), line) or (one == rank and here in line), line
             assert "first missing op: " in line

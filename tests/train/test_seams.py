@@ -28,18 +28,6 @@ def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) 
     assert json.loads(out.read_text()) == done["arms"]["stock"]["losses"]
 
 
-def test_activate_and_undo_in_ones_own_script(tmp_path: Path) -> None:
-    done = zygote(False).run(tmp_path, [str(HERE / "ranks" / "activation_script.py")], ranks=2)
-    assert done.status == 0, done.text[-3000:]
-    assert done.text.count("good") == 2
-
-
-def test_a_pipeline_of_another_backend_is_refused(tmp_path: Path) -> None:
-    done = zygote(False).run(tmp_path, [str(HERE / "ranks" / "backend_script.py")])
-    assert done.status == 0, done.text[-3000:]
-    assert "good" in done.text
-
-
 @needs_training
 def test_a_pipeline_over_ucc_trains_as_stock_with_one_line(tmp_path: Path) -> None:
     def run(*flags: str) -> Done:

@@ -64,23 +64,6 @@ def test_a_training_that_does_not_end_keeps_the_cases(
     assert float(table.rows[0][4]) > 0, "seconds"
 
 
-@pytest.mark.usefixtures("on_the_cpu")
-def test_what_has_no_time_left_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainings, "_train", out_of_time("0"))
-    found = judged(tmp_path, 1e-9)
-    for words in (
-        "equality, pp2, 2 ranks: not begun: the part's 1e-09 s are over",
-        "pp2: 0 of 6 cases ended",
-        "training, stock: not begun: the part's 1e-09 s are over",
-        "(found before: 0 of 6 cases have the bits of stock)",
-    ):
-        assert words in found.line
-    assert [row[2:4] for row in found.tables[0].rows] == [["6", "0"]]
-    assert trainings._done == {}, "a later part may have the time"
-
-
 def test_an_ended_limit_begins_nothing(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="work: not begun"):
         run_command(["false"], "work", {}, Deadline(0.0), tmp_path / "log")

@@ -56,37 +56,6 @@ def options(out: Path, *parts: str) -> Any:
     return program.parse(words)
 
 
-def test_what_a_part_has_found_is_written_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_off(found: Result, *_: Any) -> None:
-        found.figures.append("off by 2 us")
-        found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(paths, "run", cut_off)
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        program.run_parts(TARGET, tmp_path, options(out, "paths", "clock"))
-    text = (out / "gpu_check.md").read_text()
-    assert "paths: CUT OFF, off by 2 us\n" in text
-    assert "| with anchors | 2 us |" in text
-    (part,) = json.loads((out / "gpu_check.json").read_text())["parts"]
-    assert (part["word"], part["ended"], part["figures"]) == ("CUT OFF", False, ["off by 2 us"])
-
-
-def test_a_part_that_fails_keeps_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(found: Result, *_: Any) -> None:
-        found.figures.append("off by 2 us")
-        raise ranks.Failed("rank 1 is gone", "its log")
-
-    monkeypatch.setattr(paths, "run", fails)
-    (found,) = program.run_parts(TARGET, tmp_path, options(tmp_path / "out", "paths"))
-    assert found.line == "paths: FAIL, rank 1 is gone (found before: off by 2 us)"
-
-
 def test_an_unexpected_error_fails_its_part_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

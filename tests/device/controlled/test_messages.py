@@ -66,7 +66,11 @@ def both_ways(driver: Driver, kind: str) -> None:
             sent = [memory(0) for _ in sides]
             for i, side in enumerate(sides):
                 driver.fill(side.compute, sent[i], 10 * tag + i)
-            sends = [transports[i].isend(sent[i], 1 - i, tag) for i in (0, 1)]
+            sends = []
+            for i in (0, 1):
+                sends.append(transports[i].isend(sent[i], 1 - i, tag))
+                # Put there later, its copy could stand behind a kernel that waits for the peer.
+                assert driver.calls("cuMemcpyDtoHAsync_v2") == 2 * tag + i + 1
             for i, side in enumerate(sides):
                 seen = memory(0)
                 receives[i].wait(PATIENCE)
@@ -151,11 +155,16 @@ def busy_consumer(driver: Driver) -> None:
         there.isend(memory(7), 1, 1)
         work.wait(PATIENCE)  # although the copy cannot run yet
         driver.copy(b.compute, seen, got)
+        other = memory(0)  # what comes meanwhile has host memory of its own
+        more = here.irecv(other, 0, 2)
+        there.isend(memory(8), 1, 2)
+        more.wait(PATIENCE)
         assert is_all(got, 1)
         go()
         driver.finish(b.compute)
         assert is_all(before, 1)
         assert is_all(seen, 7)
+        assert is_all(other, 8)
         there.close()
         here.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 NON_BLOCKING = 1
-UINT8, FLOAT32, SUM = 1, 7, 0
+FLOAT32, SUM = 7, 0
 NOT_READY = 600
 
 

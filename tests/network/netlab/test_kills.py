@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from labs import COMMAND, Remains, lab, running, wait_for
+from labs import COMMAND, Remains, running, wait_for
 from patience import PATIENCE
 from processes import outliving
 
@@ -25,10 +25,6 @@ print(f"joined {tensor.item():g}", flush=True)
 dist.recv(tensor, 1 - dist.get_rank())
 """
 SLOW = ["--no-measure", "--link", "0-1:20ms"]
-DEMO = [
-    sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--stages", "2",
-    "--microbatches", "2", "--hidden-size", "32", "--seq-length", "16",
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -102,22 +98,6 @@ def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
         gate.write_text("later\n")
         output, _ = shell.communicate(timeout=300)
     assert "[0] went on: later" in output
-
-
-@pytest.mark.trains
-@pytest.mark.cold
-@pytest.mark.root
-def test_the_demo_that_started_the_laboratory(mark):
-    pytest.importorskip("megatron.core")
-    if lab("run", "--hosts", "2", "--", "true").returncode:
-        pytest.skip("no laboratory here")
-    remains = Remains(mark)
-    with running([*DEMO, "--iterations", "1000", "--out", mark]) as process:
-        wait_for(process, "iteration 8:", 1)
-        processes = remains.see(hosts=2)
-        assert {"0", "1"} <= set(processes.values())
-        process.kill()
-    remains.assert_none()
 
 
 def test_a_host():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from unittest.mock import patch
 
 import pytest
@@ -24,7 +24,7 @@ from fakes.controlled_verbs.verbs import DEVICES, INFINIBAND, Fabric, run
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.transport.engine import rails
 from megatron_adaptra.transport.engine.addresses import ANY, VERSION, Choice, choice, left_out
-from megatron_adaptra.transport.engine.bindings import new_engine, ports
+from megatron_adaptra.transport.engine.bindings import ports
 from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric
 
 FAMILY, INDEX, RANGE = "NCCL_IB_ADDR_FAMILY", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"
@@ -255,33 +255,6 @@ def test_an_address_is_shown_with_the_reason_for_it(
     assert [f"{index} {why}" for index, why in run(shown, gids, which)] == expected
 
 
-def at_each_length(fabric: Fabric, address: IPv4Address | IPv6Address) -> None:
-    """One GID differs in the last bit that counts, another one in the first that does not."""
-    kind, most = (IPv4Network, 32) if address.version == 4 else (IPv6Network, 128)
-
-    def with_other(place: int) -> str:
-        number = int(address) ^ (1 << most >> place if place else 0)
-        return f"::ffff:{IPv4Address(number)}" if most == 32 else str(IPv6Address(number))
-
-    for length in range(most + 1):
-        which = Choice(0, kind((address, length), strict=False))
-        outside, inside = with_other(length), with_other((length + 1) % (most + 1))
-        fabric.gid(0, 0, outside if length else "fe80::1" if most == 32 else "::ffff:1.2.3.4")
-        fabric.gid(0, 1, "::")
-        (port, _) = ports(which)
-        assert port.why.endswith(NONE), length
-        assert not which.has(port.gid)
-        fabric.gid(0, 1, inside)
-        (port, _) = ports(which)
-        assert (port.gid_index, port.why.endswith(INSIDE)) == (1, True), length
-        assert which.has(port.gid)
-
-
-@pytest.mark.parametrize("address", ["10.90.165.90", "2001:db8:5a5a:a5a5:5a5a:a5a5:5a5a:a5a5"])
-def test_as_many_bits_count_as_the_range_has(address: str) -> None:
-    run(at_each_length, ip_address(address))
-
-
 def taken(fabric: Fabric) -> list[int]:
     """While the link was down, and after a connection was opened anew."""
     put(fabric, IPV4, IPV4)
@@ -316,22 +289,6 @@ def test_one_line_names_a_range_that_is_left_out(speaks: bool) -> None:
     assert run(lines, 2, "10.2", speaks) == [line] * speaks
     assert run(lines, 2, "10.2.0.0/16", speaks) == []
     assert run(lines, INFINIBAND, "10.2", speaks) == [], "no range has a meaning there"
-
-
-def sizes(fabric: Fabric) -> None:
-    put(fabric, ALL, ALL)
-    engine = new_engine(1 << 20, 1 << 20, 5.0)
-    engine.add_peer(0, "rank 0")
-    for size, bits in ((15, 8), (16, 129), (16, -1)):
-        network = b"x" * size
-        with pytest.raises(ValueError, match=f"a network of {size} bytes and {bits} bits"):
-            engine.open_verbs(0, "made_up0", 1, -1, 0, 0, network, bits, 0, 0, 0, 16, 6, 1)
-    engine.open_verbs(0, "made_up0", 1, -1, *ANY.words, 0, 0, 0, 16, 6, 1)
-    engine.close("the test is over")
-
-
-def test_the_engine_takes_no_other_size_of_a_network() -> None:
-    run(sizes)
 
 
 def of_two_ranks(fabric: Fabric, families: tuple[int, int]) -> list[str]:

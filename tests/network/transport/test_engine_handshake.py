@@ -17,7 +17,9 @@ from seeding import new_seed
 from transport.ranks import until
 
 from megatron_adaptra.transport.engine import listener as listening
-from megatron_adaptra.transport.engine.dial import Address, ask_tcp
+from megatron_adaptra.transport.engine.bindings import new_engine
+from megatron_adaptra.transport.engine.dial import Address, answer_shm, ask_tcp
+from megatron_adaptra.transport.engine.endpoint import SILENCE
 from megatron_adaptra.transport.engine.handshake import (
     ANSWER,
     HELLO,
@@ -185,3 +187,34 @@ def test_a_dialer_that_stops_after_its_handshake_delays_no_other(
         until(lambda: door.came == [B.rank], "the other one is answered")
         assert slow.recv(1) == b""
     assert door.came == [B.rank]
+
+
+def test_a_rank_that_cannot_be_is_refused() -> None:
+    """Also by one who knows the secret: ranks are of 31 bits in the engine."""
+    hello = bytearray(Dialing(B, A.rank, Kind.TCP).hello)
+    hello[12:16] = struct.pack("<I", 2**31)
+    with pytest.raises(Refused, match="rank 2147483648"):
+        Answering(A).receive(bytes(hello))
+
+
+def test_wrong_descriptors_are_refused_and_closed() -> None:
+    """Instead of memory, a ring and two counters; of a peer that belongs to the job."""
+    rng = random.Random(new_seed())
+    engine = new_engine(1 << 20, 1 << 16, SILENCE)
+    try:
+        engine.add_peer(B.rank, "rank 1")
+        before = len(os.listdir("/proc/self/fd"))
+        for count in [*range(7), *(4 for _ in range(50))]:
+            here, there = socket.socketpair()
+            read, write = os.pipe()
+            memory = os.memfd_create("short")
+            any_of = [read, write, memory, there.fileno()]
+            with there:
+                socket.send_fds(there, [b"r"], [rng.choice(any_of) for _ in range(count)])
+                with pytest.raises((OSError, RuntimeError)):
+                    answer_shm(engine, B.rank, here, PATIENCE)
+            for fd in (read, write, memory):
+                os.close(fd)
+            assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        engine.close("over")

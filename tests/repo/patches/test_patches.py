@@ -188,24 +188,6 @@ def test_archive(tmp_path, made, around):
     goes_in_and_out(folder, **made)
 
 
-def test_worktree_with_another_mode_and_line_ends_inside_a_hook(tmp_path, checkout, made):
-    (checkout / "pretrain_gpt.py").chmod(0o750)
-    git(checkout, "commit", "-qam", "mode")
-    git(checkout, "config", "core.autocrlf", "true")
-    git(checkout, "config", "apply.whitespace", "error-all")
-    folder = tmp_path / "a tree"
-    git(checkout, "worktree", "add", "-q", "--detach", folder)
-    other = commit(unpack(tmp_path / "other", SOURCE + "# another\n"))
-    hook = {"GIT_DIR": other / ".git", "GIT_WORK_TREE": other}
-    after = goes_in_and_out(folder, **made, **hook)
-    assert after.count(b"\n") == after.count(b"\r\n")
-    assert git(folder, "status", "--porcelain") == git(other, "status", "--porcelain") == ""
-    for given in (".", "../a tree"):
-        output = script("apply_patches.sh", given, cwd=folder, ADAPTRA_PATCHES="../made")
-        assert output == f"patched: {given}/pretrain_gpt.py (core_v0.16.patch)\n"
-        script("apply_patches.sh", "--revert", given, cwd=folder, **made)
-
-
 def refused(folder, **env):
     """Refused for every action; --check answers no. Returns the line."""
     before = (folder / "pretrain_gpt.py").read_bytes()

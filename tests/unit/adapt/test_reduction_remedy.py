@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapt.voted_group import BUFFER, MS, NBYTES, RATE, VotedGroup
+from adapt.voted_group import BUFFER, MS, NBYTES, VotedGroup
 from patience import PATIENCE
 
 from megatron_adaptra.adapt.reductions.decisions import ranks_in_words
@@ -99,18 +99,6 @@ def test_what_a_backward_hides_of_a_reduction_is_not_gained(tmp_path: Path) -> N
     hidden.overlap, hidden.last = 4 * BUFFER, NBYTES // 50
     assert all(one.native for one in hidden.train(12) + hidden.train(2 * SOON, {2: BUFFER}))
     hidden.close()
-
-
-def test_a_slow_port_owns_less(tmp_path: Path) -> None:
-    group = VotedGroup(4, tmp_path / "decisions.jsonl")
-    group.train(8)
-    half = [RATE, RATE, RATE / 2, RATE]
-    ran = group.train(2 * SOON, rates=half)
-    native = max(group.took[-2 * SOON : -2 * SOON + 2])
-    assert ran[-1].algorithm == "direct"
-    assert ran[-1].shares[2] < max(ran[-1].shares)
-    assert group.took[-1] < 0.8 * native
-    group.close()
 
 
 def test_shards_far_from_each_other_go_straight_while_ranks_are_late_or_not(tmp_path: Path) -> None:
@@ -205,14 +193,6 @@ def test_reductions_that_all_take_longer_for_a_while_do_not_undo_a_plan_for_good
         there, back, again = found
         assert again["detected"] in (back["again"], back["again"] + FIRST_BLOCK)
         assert again["why"] == f"{there['why']}: tried again"
-
-
-def test_a_rank_that_reports_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:
-    group = VotedGroup(4, tmp_path / "decisions.jsonl")
-    group.train(8)
-    assert all(one.native for one in group.train(20, {2: BUFFER}, silent=[3]))
-    assert not group.train(2 * SOON, {2: BUFFER})[-1].native
-    group.close()
 
 
 def owning(late: tuple[int, ...], **changed: Any) -> GroupReduction:

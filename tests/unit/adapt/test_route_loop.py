@@ -24,7 +24,6 @@ from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
 from megatron_adaptra.agree.agreement import Proposal, starting_ballot
 from megatron_adaptra.agree.bundle import LINKS, SCHEDULE, Bundle, Links
-from megatron_adaptra.base.errors import BadBundle
 from megatron_adaptra.diagnose.finding import Worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
@@ -130,20 +129,3 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(
     plans = replayed(run, remedy)
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
-
-
-@pytest.mark.parametrize("refuses", [0, 4])
-def test_who_cannot_open_its_links_keeps_all_from_the_plan(refuses: int, tmp_path: Path) -> None:
-    """Also the leader: its own vote counts."""
-
-    def prepare(worker: int, proposal: Proposal) -> None:
-        if worker == refuses:
-            raise BadBundle("no connection")
-
-    training = Training(tmp_path / "decisions.jsonl", "swap", prepare)
-    training.train(12)
-    training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
-    assert all(bundle[SCHEDULE].same_as(training.job.start) for bundle in training.ran)
-    assert all(bundle[LINKS] == Links() for bundle in training.ran)
-    assert training.prepared[5], "it was proposed"
-    training.close()

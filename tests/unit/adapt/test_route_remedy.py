@@ -14,7 +14,6 @@ from seeding import new_seed
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.routes.remedy import (
-    ALIKE,
     LONGEST_WITHOUT_TRY,
     PATIENCE,
     RETRY,
@@ -99,29 +98,6 @@ def test_a_slow_worker_where_cores_are_shared(share: float) -> None:
     assert job.ran[-1].same_as(job.start), job.reasons
 
 
-@pytest.mark.parametrize(("mode", "plus"), [("swap", 0.0), ("auto", math.inf)])
-def test_a_slow_path_three_times(mode: str, plus: float) -> None:
-    """Within 10 % of healthy, and home again when it has healed."""
-    job = seeded(mode=mode, plus=plus)
-    healthy = job.seconds(job.start)
-    job.train(20)
-    for _ in range(3):
-        ran = job.train(40, paths=PATH)
-        assert job.seconds(job.start) > 1.5 * healthy
-        assert job.seconds(ran[SOON]) <= 1.1 * healthy, job.reasons
-        assert all(one.same_as(ran[SOON]) for one in ran[SOON:]), job.reasons
-        assert len(ran[-1].routes.moved) == 2 * job.count, "one stage of two replicas"
-        first = "path 0.1>0.2 takes 60 ms, before 0.1 ms, path 0.2>0.1 takes 60 ms, before 0.1 ms"
-        last = "worker 0.2 and worker 1.2 run each other's microbatches"
-        assert job.reasons[-1][1] == f"{first}: {last}"
-        ran = job.train(40, paths={})
-        assert all(one.same_as(job.start) for one in ran[SOON:]), job.reasons
-        assert job.reasons[-1][1].startswith(
-            "path 0.1>0.2 has recovered (0.1 ms, before 60 ms), path 0.2>0.1 has recovered"
-        )
-    assert len(job.changes) == 6, job.reasons
-
-
 def test_what_changes_all_the_time_keeps_no_plan_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine: each iteration something else has changed, which leads to no plan."""
     job = seeded(mode="swap", plus=0.0)
@@ -170,25 +146,6 @@ def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
     assert re.match(
         r"worker 1\.1 takes .* as its peers: the plan in force stays: an iteration takes", why
     )
-
-
-def test_replicas_that_meet_inside_ops_keep_one_order() -> None:
-    """The warmup is for the worst of them; a slow path of any is hidden, and left again."""
-    job = seeded(mode=ALIKE)
-    job.train(20)
-    ran = job.train(60, slow={1: 1.2}, paths={(4, 5): 60 * MS, (5, 4): 60 * MS})
-    assert job.seconds(ran[-1]) <= 0.9 * job.seconds(job.start), job.reasons
-    assert max(ran[-1].warmup) > max(job.start.warmup)
-    ran += job.train(60, slow={}, paths={})
-    assert ran[-1].same_as(job.start), job.reasons
-    assert all(one.alike for one in ran)
-
-
-def test_nothing_happens_in_a_healthy_job() -> None:
-    job = seeded(mode="auto")
-    job.train(200)
-    assert job.changes == {}, job.reasons
-    assert job.probed == set()
 
 
 def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> None:
@@ -298,15 +255,6 @@ def test_reports_may_come_in_the_order_of_workers() -> None:
     assert job.train(SOON, paths=PATH)[-1].routes.moved
     (change,) = job.changes.values()
     assert change.links == pytest.approx(dict.fromkeys(PATH, 0.1 * MS))
-
-
-def test_reports_of_nothing_at_all() -> None:
-    job = seeded()
-    job.spoil = lambda i, reports: (
-        {} if i % 2 else {w: replace(r, wall={}) for w, r in reports.items()}
-    )
-    job.train(30)
-    assert job.changes == {}
 
 
 def test_what_cannot_be_asked_for() -> None:

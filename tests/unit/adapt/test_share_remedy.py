@@ -19,7 +19,7 @@ from seeding import new_seed
 
 from megatron_adaptra.adapt.counts_vote import SYNC
 from megatron_adaptra.adapt.shares.ladder import cheaper_remedies
-from megatron_adaptra.adapt.trial import FIRST_BLOCK, LONGEST_BLOCK
+from megatron_adaptra.adapt.trial import FIRST_BLOCK
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.base.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
@@ -116,22 +116,6 @@ def test_without_a_material_gain_all_run_as_many(
     assert capfd.readouterr().err.count("less than --adaptra-min-gain 50%; counts stay") == 1
 
 
-def test_what_gained_too_little_is_looked_at_again_while_the_same_one_is_slow(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As where other programs make iterations long while it is found."""
-    job = VotedJob(4, tmp_path / "decisions.jsonl")
-    job.train(12)
-    assert set(job.train(20, {3: 2.0}, step=60 * STEP)) == {FULL}
-    ran = job.train(20, {3: 2.0})
-    assert ran[-1] == (9, 9, 9, 5)
-    assert changes(ran) == 1
-    job.close()
-    assert capfd.readouterr().err.count("counts stay") == 1
-    (decision,) = [one for one in lines(tmp_path / "decisions.jsonl") if one["kind"] == "sync"]
-    assert decision["why"] == "replica 3 takes 2.0 times as long as the others"
-
-
 def test_one_microbatch_each_cannot_be_shared_which_is_noted_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,27 +154,6 @@ def test_counts_that_are_slower_than_before_go_back_and_wait(tmp_path: Path) -> 
     assert ["iterations take" in why for why in reasons] == [False, True, False]
 
 
-def test_counts_that_never_help_are_tried_again_each_time_after_twice_as_long(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "decisions.jsonl"
-    job = VotedJob(4, log)
-    job.train(8)
-    ran = job.train(1500, {3: 2.0}, away=0.5)
-    job.close()
-    decisions = [one for one in lines(log) if one["kind"] == "sync"]
-    there, back = decisions[::2], decisions[1::2]
-    assert [one["again"] for one in back[:-1]] == [one["detected"] for one in there[1:]]
-    assert [one["again"] - one["detected"] for one in back] == [
-        min(2**i * FIRST_BLOCK, LONGEST_BLOCK) for i in range(len(back))
-    ]
-    assert sum(one != FULL for one in ran) <= 0.03 * len(ran)
-    slow = "replica 3 takes 2.0 times as long as the others"
-    assert {one["why"] for one in there[1:]} == {f"{slow}: tried again"}
-    text = capfd.readouterr().err
-    assert f"before 1650; tried again from iteration {back[0]['again'] + 1} on" in text
-
-
 EIGHT = (9, 9, 8, 6, 8, 8, 8, 8)  # of eight replicas, one of which takes 1.4 times as long
 
 
@@ -218,27 +181,6 @@ def test_in_a_long_run_in_which_all_are_slow_from_time_to_time_no_counts_are_off
     job.close()
     assert ran[-1] == EIGHT
     assert sum(one == EIGHT for one in ran) >= 0.8 * len(ran)
-
-
-def test_a_rank_that_measures_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:
-    job = VotedJob(4, tmp_path / "decisions.jsonl")
-    job.train(8)
-    assert set(job.train(20, {3: 2.0}, unknown=True)) == {FULL}
-    assert job.train(2 * SOON, {3: 2.0})[-1] == (9, 9, 9, 5)
-    job.close()
-
-
-def test_another_number_of_microbatches_begins_anew(tmp_path: Path) -> None:
-    job = VotedJob(4, tmp_path / "decisions.jsonl")
-    job.train(8)
-    assert job.train(2 * SOON, {3: 2.0})[-1] == (9, 9, 9, 5)
-    job.microbatches = 16
-    ran = job.train(2 * SOON, {3: 2.0})
-    assert ran[0] == (16,) * 4
-    assert ran[-1] == (19, 18, 18, 9)
-    job.close()
-    measured = [one["measured_ms"] for one in read_log(tmp_path / "decisions.jsonl")]
-    assert measured == pytest.approx([1050, 1950])
 
 
 def test_what_cheaper_remedies_would_leave() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from ipaddress import IPv6Address
 from pathlib import Path
 
 import pytest
@@ -163,29 +162,6 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
     assert [*by_name(rdma([], ports / "nowhere")).values()] == [
         (OK, "RDMA", "there is no device: messages go over TCP and shared memory", "")
     ]
-
-
-def test_a_range_of_addresses(ports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ports whose addresses are of another one are used all the same; so is what is unreadable."""
-    name = "NCCL_IB_ADDR_RANGE"
-    gids = {"mlx5_0": "::ffff:10.1.0.1", "mlx5_1": "::ffff:10.2.0.1"}
-    seen = [replace(ACTIVE, device=n, gid=IPv6Address(gid).packed) for n, gid in gids.items()]
-    monkeypatch.setenv(name, "10.1.0.0/16")
-    found = by_name(rdma(seen, ports))
-    assert found["RDMA"].says == f"messages use mlx5_0:1, mlx5_1:1 ({name}=10.1.0.0/16)"
-    remedy = f"export {name}= to the range of its address, or unset it"
-    assert [found[f"port {n}:1"].remedy for n in gids] == ["", remedy]
-    assert name not in found
-    monkeypatch.setenv("NCCL_IB_GID_INDEX", "3")
-    assert not by_name(rdma(seen, ports))["port mlx5_1:1"].remedy
-    monkeypatch.delenv("NCCL_IB_GID_INDEX")
-    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
-    assert not by_name(rdma(seen, ports))["port mlx5_1:1"].remedy, "it is not used"
-    monkeypatch.setenv(name, "10.1")
-    found = by_name(rdma(seen, ports))
-    assert (found["RDMA"].status, found[name].status) == (OK, WARN)
-    assert found[name].says.endswith("such as 10.1.0.0/16 or 2001:db8::/32; messages do without it")
-    assert found[name].remedy == f"unset {name}"
 
 
 def test_gpus_whose_driver_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

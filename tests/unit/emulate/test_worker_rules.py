@@ -7,8 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from seeding import new_seed
 
 from megatron_adaptra.base.errors import BadInput
@@ -62,18 +60,6 @@ def test_a_bad_rule_is_refused(text: str, allowed: str) -> None:
     assert str(bad.value).startswith("--a-flag")
     assert allowed in str(bad.value)
     assert len(str(bad.value).splitlines()) == 1
-
-
-@given(st.text(alphabet="0123.:x@,s -abc", max_size=24))
-def test_any_text_parses_or_is_bad_input(text: str) -> None:
-    try:
-        rules = parse_slowness(text, STAGES, REPLICAS)
-    except BadInput:
-        return
-    for rule in rules:
-        assert 0 <= rule.worker < STAGES * REPLICAS
-        assert 1 <= rule.times <= 1000
-        assert 0 <= rule.first < rule.end
 
 
 def test_what_is_written_is_read() -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from execute.planted_sites import FAULTS, by_site, nonsense, raising, with_fault
 from patience import PATIENCE
 from transport.ranks import RankFixture, run
 
-from megatron_adaptra.adapt.counts_vote import SYNC, CountsVote
-from megatron_adaptra.adapt.shares import remedy as loop_module
-from megatron_adaptra.adapt.shares.remedy import ShareRemedy
+from megatron_adaptra.adapt.counts_vote import SYNC
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.share_vote import READY, Given, ShareVote
 from megatron_adaptra.execute.shares import adaptive as group
 from megatron_adaptra.execute.shares.adaptive import AdaptiveShares
-from megatron_adaptra.execute.shares.yielding import Yielding
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.measure.host_use import HostUse
 from megatron_adaptra.measure.replica_speed import ReplicaRow
@@ -126,77 +121,6 @@ def test_all_replicas_switch_in_one_iteration_and_means_are_right() -> None:
     rows = run("gloo", train, ranks=RANKS)
     assert all(row == rows[0] for row in rows)
     assert switches(rows[0]) == (5, 10)
-
-
-SITES = {
-    "moments": (AdaptiveShares, "_take_moment"), "taken": (AdaptiveShares, "_take_row"),
-    "hosts": (Yielding, "ended"), "runs": (ShareRemedy, "runs"), "rows": (ShareRemedy, "observe"),
-    "estimates": (ShareRemedy, "_take_rest"), "take": (CountsVote, "take"),
-    "closed": (CountsVote, "begin"),
-}  # fmt: skip
-
-
-def planted(me: RankFixture, where: int) -> dict[str, list[tuple[int, ...]]]:
-    """By site and fault, what ran although the site of rank `where` has it."""
-    return by_site(SITES, partial(faulty, me, where))
-
-
-def faulty(
-    me: RankFixture, where: int, site: str, what: Callable[..., Any]
-) -> list[tuple[int, ...]]:
-    return with_fault(SITES, where, site, what, partial(train, me))
-
-
-@pytest.mark.parametrize("where", [0, 1])
-def test_what_fails_in_measuring_leaves_the_training_as_it_was(where: int) -> None:
-    """Right means on all ranks, which run the same; what has failed at rank 0 proposes no more."""
-    rows = run("gloo", planted, where, ranks=RANKS)
-    assert all(row == rows[0] for row in rows)
-    for site in SITES:
-        for what in FAULTS:
-            ran = rows[0][f"{site} {what.__name__}"]
-            if where:
-                assert switches(ran) == (5, 10)
-            else:
-                assert set(ran) <= {FULL, SHARED}
-
-
-def chosen(me: RankFixture, where: str, what: Callable[..., Any]) -> list[tuple[int, ...]]:
-    """What ran, with a slow replica, where choosing counts at the leader fails."""
-    with pytest.MonkeyPatch.context() as patch:
-        if where:
-            patch.setattr(loop_module, where, what)
-        job = Job(min_gain=0.1)
-        ran = []
-        for number in range(2 * ITERATIONS):
-            plan = job.run(
-                FIRST + number,
-                lambda plan: [0.1 * n * (1 + (rank == 2)) for rank, n in enumerate(plan.counts)],
-            )
-            ran.append(plan.counts)
-            if job.sync.loop is not None:
-                job.sync.loop.drain(PATIENCE)
-        me.meet()
-        job.close()
-    return ran
-
-
-def test_rows_with_a_slow_replica_change_counts_on_all_ranks() -> None:
-    rows = run("gloo", chosen, "", raising, ranks=RANKS)
-    assert all(row == rows[0] for row in rows)
-    assert rows[0][0] == FULL
-    assert rows[0][-1] == SHARED
-
-
-@pytest.mark.parametrize(
-    ("where", "what"),
-    [("share_by_speed", raising), ("ReplicaSpeeds", nonsense), ("cheaper_remedies", raising)],
-)
-def test_where_choosing_fails_all_go_on_with_equal_counts(
-    where: str, what: Callable[..., Any]
-) -> None:
-    rows = run("gloo", chosen, where, what, ranks=RANKS)
-    assert all(row == [FULL] * (2 * ITERATIONS) for row in rows)
 
 
 def ramps(me: RankFixture) -> list[tuple[int, ...]]:

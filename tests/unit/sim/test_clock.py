@@ -66,21 +66,6 @@ def test_two_healthy_stages():
     assert timeline.makespan == 9
 
 
-def test_a_delay_of_the_way_down_only():
-    # F0 is there at 1 + 5; then 1 + 2 + 1 + 2 on stage 1, and B1 on stage 0.
-    timeline = simulate(lower(TWO), job(2, 2, {(0, 1): LinkState(5.0)}))
-    assert starts(timeline)["1:F0"] == 6
-    assert starts(timeline)["0:B0"] == 9
-    assert timeline.makespan == 14
-
-
-def test_a_delay_of_the_way_up_only():
-    timeline = simulate(lower(TWO), job(2, 2, {(1, 0): LinkState(5.0)}))
-    assert starts(timeline)["1:F0"] == 1
-    assert starts(timeline)["0:B0"] == 9
-    assert timeline.makespan == 14
-
-
 def test_messages_of_one_link_go_one_after_another():
     # A message holds the link for 4: the two activations leave at 5 and 9 and arrive 2 later.
     c = job(2, 2, {(0, 1): LinkState(2.0, 0.25)}, message_bytes=1.0)
@@ -93,16 +78,6 @@ def test_messages_of_one_link_go_one_after_another():
     assert timeline.makespan == 11 + 1 + 2 + 2
 
 
-def test_rendezvous_with_receives_posted_early_costs_the_first_word_only():
-    # The word that F0 is awaited leaves stage 1 at 0 and is there at 5, later than F0 is sent.
-    c = job(2, 2, {(1, 0): LinkState(5.0)})
-    timeline = simulate(lower(TWO, ahead=2), c, "rendezvous")
-    assert starts(timeline)["1:F0"] == 5
-    assert starts(timeline)["1:F1"] == 8
-    # 5 + 1 + 2 + 1 + 2 on stage 1, 5 for the gradient, whose word went over the healthy way at 0.
-    assert timeline.makespan == 11 + 5 + 2
-
-
 def test_rendezvous_with_receives_posted_late_pays_the_word_every_time():
     c = job(2, 2, {(1, 0): LinkState(5.0)})
     timeline = simulate(lower(TWO, ahead=0), c, "rendezvous")
@@ -112,24 +87,6 @@ def test_rendezvous_with_receives_posted_late_pays_the_word_every_time():
     # B1 is done at 16 and there at 21, as its receive was posted when B0 arrived, at 13.
     assert starts(timeline)["0:B0"] == 13
     assert timeline.makespan == 21 + 2
-
-
-def test_the_word_of_a_gradient_goes_down():
-    c = job(2, 2, {(0, 1): LinkState(5.0)})
-    timeline = simulate(lower(TWO, ahead=0), c, "rendezvous")
-    # F0 is there at 6 and B0 done at 9. Stage 0 posts B0 at 2, and the word is there at 7.
-    assert starts(timeline)["0:B0"] == 9
-    # F1, posted at 9 over the healthy way, leaves at 9 and is there at 14; B1 is done at 17.
-    # Stage 0 posts B1 after B0, at 11; the word is there at 16.
-    assert starts(timeline)["1:F1"] == 14
-    assert timeline.makespan == 17 + 2
-
-
-def test_words_of_one_moment_count_in_the_order_of_posting():
-    c = job(2, 2, {(1, 0): LinkState(9.0), (0, 1): LinkState(0.0, 0.25)}, message_bytes=1.0)
-    timeline = simulate(lower(TWO, ahead=2), c, "rendezvous")
-    arrived = {str(m.op): m.arrived for m in timeline.messages if m.source == 0}
-    assert arrived == {"SF0": 13, "SF1": 17}
 
 
 def test_a_message_that_is_ready_first_leaves_first():
@@ -165,10 +122,6 @@ def test_a_stage_that_waits_in_its_ops_leaves_its_core_to_others():
     assert simulate(lower(TWO), replace(c, cores=None)) == simulate(lower(TWO), job(2, 2))
 
 
-def test_half_a_core():
-    assert simulate(lower(of_depths((1,), 1)), job(1, 1, cores=0.5)).makespan == 6
-
-
 def test_the_step_follows_the_last_op_on_every_stage():
     timeline = simulate(lower(TWO), job(2, 2, step_seconds=4.0))
     steps = [(s.stage, s.start, s.end) for s in timeline.spans if s.op.kind is Kind.STEP]
@@ -182,29 +135,6 @@ def test_collectives_are_ops_at_the_end_of_the_step():
     ends = [(str(s.op), s.start, s.end) for s in timeline.spans if s.stage == 1][-3:]
     assert ends == [("T0", 9, 10), ("X0", 10, 11), ("X1", 11, 13)]
     assert (timeline.makespan, timeline.pipeline) == (13, 9)
-
-
-def test_split_backward_sends_the_gradient_early():
-    s = schedule("F0 F1 I0 W0 I1 W1", "F0 I0 F1 I1 W0 W1", count=2)
-    timeline = simulate(lower(s), job(2, 2))
-    assert starts(timeline)["0:I0"] == 3
-    assert starts(timeline)["0:I1"] == 5
-    assert timeline.makespan == 7
-
-
-def test_a_recompute_fits_into_a_bubble():
-    s = schedule("F0 R0 B0", "F0 B0", count=1)
-    timeline = simulate(lower(s), job(2, 1))
-    assert starts(timeline)["0:R0"] == 1
-    assert timeline.makespan == 6
-
-
-def test_two_chunks_halve_the_first_wait():
-    s = schedule("F0 F0.1 B0.1 B0", "F0 F0.1 B0.1 B0", count=1, chunks=2)
-    timeline = simulate(lower(s), job(2, 1, {(1, 0): LinkState(3.0)}))
-    # 0.5 down each stage, 3 for the wrap, 0.5 and 0.5, B 1 each: the wrap down, two ways up.
-    assert starts(timeline)["0:F0.1"] == 4
-    assert timeline.makespan == 0.5 + 0.5 + 3 + 0.5 + 0.5 + 1 + 3 + 1 + 1 + 3 + 1
 
 
 # --- misuse --------------------------------------------------------------------------------------

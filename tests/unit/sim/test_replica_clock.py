@@ -12,7 +12,7 @@ from sim.reference import reference_seconds
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -152,35 +152,6 @@ def test_replicas_that_keep_to_themselves_run_as_one(replicas, stages, count, se
 # --- by hand: two replicas of two stages ----------------------------------------------------------
 
 
-def test_a_slow_worker_is_slow_for_all_homes():
-    timeline = simulate(lower(SWAPPED), even(2, 1, slow={3: 2.0}))
-    assert starts(timeline) == {
-        "0:F0@0": 0, "3:F0@0": 1, "3:B0@0": 3, "0:B0@0": 7,
-        "2:F0@1": 0, "1:F0@1": 1, "1:B0@1": 2, "2:B0@1": 4,
-    }  # fmt: skip
-    assert [timeline.busy(worker) for worker in range(4)] == [3, 3, 3, 6]
-
-
-def test_a_path_is_that_of_two_workers():
-    """Home 0 goes by 0.0 and 1.1; paths that it does not use are as slow as they like."""
-    unused = {(0, 1): LinkState(99.0), (1, 0): LinkState(99.0), (2, 3): LinkState(99.0)}
-    timeline = simulate(lower(SWAPPED), even(2, 1, paths=unused))
-    assert timeline.makespan == 6
-    down = simulate(lower(SWAPPED), even(2, 1, paths={(0, 3): LinkState(5.0)}))
-    assert (starts(down)["3:F0@0"], starts(down)["1:F0@1"], down.makespan) == (6, 1, 11)
-    up = simulate(lower(SWAPPED), even(2, 1, paths={(3, 0): LinkState(5.0)}))
-    assert (starts(up)["3:F0@0"], starts(up)["0:B0@0"], up.makespan) == (1, 9, 11)
-
-
-def test_messages_of_one_path_go_one_after_another_and_those_of_two_do_not():
-    rows = "F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0", "", "F0@1 B0@1"
-    narrow = LinkState(0.0, 0.25)  # 4 per message
-    c = even(2, 1, paths={(0, 1): narrow, (0, 3): narrow})
-    assert arrivals(simulate(lower(two(*rows)), c), 0) == {"SF0@0": 5, "SF0@1": 6}
-    same = two("F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0 F0@1 B0@1", "", "")
-    assert arrivals(simulate(lower(same), c), 0) == {"SF0@0": 5, "SF0@1": 9}
-
-
 def test_a_port_out_serves_all_paths_in_turn():
     rows = "F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0", "", "F0@1 B0@1"
     timeline = simulate(lower(two(*rows)), even(2, 1, ports={0: 0.25}))
@@ -188,45 +159,6 @@ def test_a_port_out_serves_all_paths_in_turn():
     # Out at 1 and 2, 4 of the port each. The gradients come in at 8 (made) + 4, and at 12 + 4.
     assert arrived == {"SF0@0": 5, "SF0@1": 9, "SB0@0": 12, "SB0@1": 16}
     assert timeline.makespan == 18
-
-
-def test_a_port_in_serves_all_paths_in_turn():
-    rows = "F0@0 B0@0", "F0@0 F0@1 B0@0 B0@1", "F0@1 B0@1", ""
-    timeline = simulate(lower(two(*rows)), even(2, 1, ports={1: 0.25}))
-    arrived = arrivals(timeline)
-    # Both are sent at 1; in at 5 and 9. F0@0 ends at 6, F0@1 at 10, the backwards at 12 and 14.
-    assert arrived == {"SF0@0": 5, "SF0@1": 9, "SB0@0": 16, "SB0@1": 20}
-    assert timeline.makespan == 22
-
-
-def test_a_port_out_does_not_hold_up_what_comes_in():
-    """One worker's sends and receives cross at once; the slower of path and ports counts."""
-    c = even(2, 1, ports={0: 0.25, 1: 0.5}, paths={(0, 1): LinkState(1.0, 0.2)})
-    timeline = simulate(lower(own_pipelines(2, 1, 2)), c)
-    assert arrivals(timeline, 0) == {"SF0@0": 1 + 5 + 1}
-    assert starts(timeline)["0:B0@0"] == 7 + 1 + 2 + 4
-    assert starts(timeline)["2:B0@1"] == 4
-
-
-def test_a_word_goes_over_the_path_of_its_two_workers():
-    c = even(2, 1, paths={(3, 0): LinkState(5.0), (1, 0): LinkState(99.0)})
-    timeline = simulate(lower(SWAPPED), c, "rendezvous")
-    assert starts(timeline)["3:F0@0"] == 5  # its receive is known at 0.0 at 5
-    assert starts(timeline)["1:F0@1"] == 1
-    assert timeline.makespan == 5 + 1 + 2 + 5 + 2
-
-
-@pytest.mark.parametrize(("worker", "messages"), [(0, 16), (1, 32), (6, 32), (15, 16)])
-def test_a_slow_port_sets_the_pace(worker, messages):
-    """4 x 4 x 16, 6 forwards per message: every replica keeps to itself, one waits for its port."""
-    program = lower(own_pipelines(4, 16, 4))
-    assert simulate(program, even(4, 16, 4)).makespan == 57
-    c = even(4, 16, 4, ports={worker: 1 / 6})
-    timeline = simulate(program, c)
-    assert timeline.makespan >= 6 * messages  # each way; a first or last stage has one neighbour
-    assert timeline.makespan == pytest.approx(reference_seconds(program, c, "eager"))
-    ends = [max(s.end for s in timeline.spans if s.stage // 4 == replica) for replica in range(4)]
-    assert ends[: worker // 4] + ends[worker // 4 + 1 :] == [57] * 3
 
 
 def test_the_example_in_the_docs():

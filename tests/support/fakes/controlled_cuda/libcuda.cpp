@@ -1,6 +1,6 @@
 // A CUDA driver for tests of one thing at a time: streams are threads that work in order, memory of
 // the device is the host's, and a test says when a stream goes on, which call fails, and what the
-// device's clock shows. (tests/support/fakes has drivers that are hostile, or serve a whole training.)
+// device's clock shows. (tests/support/fakes has one that serves a whole training.)
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>

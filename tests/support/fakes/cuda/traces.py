@@ -1,7 +1,5 @@
 """Traces of the calls that reach the fake CUDA and NCCL: reading and comparing them.
 
-    python fakes/cuda/traces.py FOLDER OTHER [--without cudaEventRecord,cudaEventQuery]
-
 A call: its name, the stream's ordinal, its size and its peer; no addresses and no times. Two runs
 are compared thread by thread, since threads of one process are not ordered. A thread is known by
 its name and by how many of that name came before it.
@@ -9,8 +7,6 @@ its name and by how many of that name came before it.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -142,18 +138,3 @@ def compare(
         for name in ours
         for text in differences(ours[name], theirs[name], without)
     ]
-
-
-def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--without", default="", help="names of calls to leave out, by commas")
-    asked = parser.parse_args(words)
-    found = compare(asked.first, asked.second, asked.without.split(","))
-    print("\n".join(found) or "the same calls in the same order")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
