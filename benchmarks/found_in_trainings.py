@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -36,12 +36,8 @@ sys.path[:0] = [str(ROOT / "scripts")]
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "train" / "ranks"
-FIRST, SLOW, WELL, LAST = (
-    24,
-    14,
-    18,
-    8,
-)  # iterations: to the first case, of one, between, at the end
+# Iterations: to the first case, of one, between two, at the end.
+FIRST, SLOW, WELL, LAST = 24, 14, 18, 8
 IN_TIME = 4  # iterations until it is found
 HEALTHY = "nothing"
 CORES = sorted(os.sched_getaffinity(0))
@@ -50,14 +46,13 @@ CORES = sorted(os.sched_getaffinity(0))
 class Case(NamedTuple):
     """A case makes `ranks` slow from iteration `begin` on until `end`, from 0.
 
-    `rule`: what does it, without the period. `amount`: how slow, in words.
+    `rule`: what does it, without the period.
     """
 
     begin: int
     end: int
     ranks: frozenset[int]
     rule: str
-    amount: str
 
     @property
     def text(self) -> str:
@@ -65,50 +60,43 @@ class Case(NamedTuple):
         return f"{self.rule}@{self.begin}..{self.end}"
 
 
-class Drawn(NamedTuple):
-    """A Drawn holds what one case makes slow: see Case."""
-
-    ranks: set[int]
-    rule: str
-    amount: str
+Drawn = tuple[set[int], str]  # the ranks and the rule of a case
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of finding comes from cases that `draw` draws, in a training with these `flags`.
 
-    `flag`: takes the rules, one each, or with `,` between them where `joined`. `load`: no flag, but
-    other programs on the cores. `program`: words before the training script.
+    `flag`: takes a rule. `load`: no flag, but other programs on the cores. `in_time`: iterations
+    until it is to be found.
     """
 
     draw: Callable[[random.Random], Drawn]
     flag: str = ""
-    joined: bool = False
     load: bool = False
     flags: tuple[str, ...] = ("--pipeline-model-parallel-size", "4")
     ranks: int = 4
-    program: Callable[[Sequence[Case]], list[str]] = field(default=lambda cases: [])
     in_time: int = IN_TIME
 
 
 def _link(rng: random.Random) -> Drawn:
     a, ms = rng.randrange(3), rng.randrange(15, 120)
-    return Drawn({a, a + 1}, f"{a}{rng.choice('->')}{a + 1}:{ms}ms", f"{ms} ms")
+    return {a, a + 1}, f"{a}{rng.choice('->')}{a + 1}:{ms}ms"
 
 
 def _thin(rng: random.Random) -> Drawn:
     a, rate = rng.randrange(3), rng.uniform(0.15, 0.6)
-    return Drawn({a, a + 1}, f"{a}-{a + 1}:0ms,bandwidth={rate:.2f}MB/s", f"{rate:.2f} MB/s")
+    return {a, a + 1}, f"{a}-{a + 1}:0ms,bandwidth={rate:.2f}MB/s"
 
 
 def _worker(rng: random.Random) -> Drawn:
     rank, times = rng.randrange(4), rng.uniform(2.2, 5.0)
-    return Drawn({rank}, f"0.{rank}:{times:.1f}x", f"{times:.1f} times")
+    return {rank}, f"0.{rank}:{times:.1f}x"
 
 
 def _host(rng: random.Random) -> Drawn:
     loops = rng.randrange(2, 5)
-    return Drawn({0, 1}, str(loops), f"{loops} busy loops per core")
+    return {0, 1}, str(loops)
 
 
 KINDS = {
@@ -118,7 +106,7 @@ KINDS = {
     HOST: Kind(
         _host, load=True, ranks=2, flags=("--pipeline-model-parallel-size", "2"), in_time=8,
     ),
-    HEALTHY: Kind(lambda rng: Drawn(set(), "", "")),
+    HEALTHY: Kind(lambda rng: (set(), "")),
 }  # fmt: skip
 
 
@@ -147,8 +135,8 @@ def cases_of(kind: Kind, rng: random.Random, count: int) -> list[Case]:
     cases = []
     for number in range(count):
         begin = FIRST + number * (SLOW + WELL)
-        ranks, rule, amount = kind.draw(rng)
-        cases.append(Case(begin, begin + SLOW, frozenset(ranks), rule, amount))
+        ranks, rule = kind.draw(rng)
+        cases.append(Case(begin, begin + SLOW, frozenset(ranks), rule))
     return cases
 
 
@@ -158,11 +146,9 @@ def train(
     """Run a training with these `cases`; return its events, and the ms of each iteration."""
     log = folder / "decisions.jsonl"
     rules = [case.text for case in cases if case.rule and not kind.load]
-    flags = (
-        [kind.flag, ",".join(rules)] if kind.joined else [x for r in rules for x in (kind.flag, r)]
-    )
+    flags = [word for rule in rules for word in (kind.flag, rule)]
     words = [
-        *kind.program(cases), str(PROGRAMS / "pretrain_gpt_small.py"), *FLAGS, "--num-layers", "4",
+        str(PROGRAMS / "pretrain_gpt_small.py"), *FLAGS, "--num-layers", "4",
         "--global-batch-size", "12", "--train-iters", str(cases[-1].end + LAST), *kind.flags,
         "--adaptra", "--adaptra-decision-log", str(log), *flags,
     ]  # fmt: skip
