@@ -58,15 +58,13 @@ CORES = sorted(os.sched_getaffinity(0))
 class Case(NamedTuple):
     """A case makes `ranks` slow from iteration `begin` on until `end`, from 0.
 
-    `rule`: what does it, without the period; several with blanks between. `amount`: in words, how
-    slow.
+    `rule`: what does it, without the period; several with blanks between.
     """
 
     begin: int
     end: int
     ranks: frozenset[int]
     rule: str
-    amount: str
 
     @property
     def text(self) -> str:
@@ -74,12 +72,7 @@ class Case(NamedTuple):
         return ",".join(f"{one}@{self.begin}..{self.end}" for one in self.rule.split())
 
 
-class Drawn(NamedTuple):
-    """A Drawn holds what one case makes slow: see Case."""
-
-    ranks: set[int]
-    rule: str
-    amount: str
+Drawn = tuple[set[int], str]  # the ranks and the rule of a case
 
 
 @dataclass(frozen=True)
@@ -100,43 +93,43 @@ class Kind:
 
 def _link(rng: random.Random) -> Drawn:
     a, ms = rng.randrange(3), rng.randrange(15, 120)
-    return Drawn({a, a + 1}, f"{a}{rng.choice('->')}{a + 1}:{ms}ms", f"{ms} ms")
+    return {a, a + 1}, f"{a}{rng.choice('->')}{a + 1}:{ms}ms"
 
 
 def _thin(rng: random.Random) -> Drawn:
     a, rate = rng.randrange(3), rng.uniform(0.15, 0.6)
-    return Drawn({a, a + 1}, f"{a}-{a + 1}:0ms,bandwidth={rate:.2f}MB/s", f"{rate:.2f} MB/s")
+    return {a, a + 1}, f"{a}-{a + 1}:0ms,bandwidth={rate:.2f}MB/s"
 
 
 def _worker(rng: random.Random) -> Drawn:
     rank, times = rng.randrange(4), rng.uniform(2.2, 5.0)
-    return Drawn({rank}, f"0.{rank}:{times:.1f}x", f"{times:.1f} times")
+    return {rank}, f"0.{rank}:{times:.1f}x"
 
 
 def _host(rng: random.Random) -> Drawn:
     loops = rng.randrange(2, 5)
-    return Drawn({0, 1}, str(loops), f"{loops} busy loops per core")
+    return {0, 1}, str(loops)
 
 
 def _loader(rng: random.Random) -> Drawn:
     rank, ms = rng.choice((0, 3)), rng.randrange(15, 60)  # first and last stage read batches
-    return Drawn({rank}, f"loader:{rank}:{ms}ms", f"{ms} ms a sample")
+    return {rank}, f"loader:{rank}:{ms}ms"
 
 
 def _garbage(rng: random.Random) -> Drawn:
     ms = rng.randrange(80, 250)
-    return Drawn({0, 1, 2, 3}, f"garbage:turns:{ms}ms", f"{ms} ms")
+    return {0, 1, 2, 3}, f"garbage:turns:{ms}ms"
 
 
 def _late(rng: random.Random) -> Drawn:
     rank, ms = rng.randrange(4), rng.randrange(150, 500)
-    return Drawn({rank}, f"late:{rank}:{ms}ms", f"{ms} ms")
+    return {rank}, f"late:{rank}:{ms}ms"
 
 
 def _replica(rng: random.Random) -> Drawn:
     replica, times = rng.randrange(2), rng.uniform(2.0, 4.0)
     rules = [f"{replica}.{stage}:{times:.1f}x" for stage in (0, 1)]
-    return Drawn({replica, replica + 2}, " ".join(rules), f"{times:.1f} times")
+    return {replica, replica + 2}, " ".join(rules)
 
 
 TWO_STAGES = ("--pipeline-model-parallel-size", "2")
@@ -154,7 +147,7 @@ KINDS = {
         _replica, "--adaptra-emulate-worker", flags=(*TWO_STAGES, "--adaptra-act", "observe"),
         in_time=5,
     ),
-    HEALTHY: Kind(lambda rng: Drawn(set(), "", "")),
+    HEALTHY: Kind(lambda rng: (set(), "")),
 }  # fmt: skip
 
 
@@ -183,8 +176,8 @@ def cases_of(kind: Kind, rng: random.Random, count: int) -> list[Case]:
     cases = []
     for number in range(count):
         begin = FIRST + number * (SLOW + WELL)
-        ranks, rule, amount = kind.draw(rng)
-        cases.append(Case(begin, begin + SLOW, frozenset(ranks), rule, amount))
+        ranks, rule = kind.draw(rng)
+        cases.append(Case(begin, begin + SLOW, frozenset(ranks), rule))
     return cases
 
 

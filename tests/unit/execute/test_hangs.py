@@ -199,7 +199,8 @@ def test_all_ranks_name_the_one_that_does_not_come(tmp_path):
         line, *_ = [line for line in text.splitlines() if "no progress" in line]
         begin = rf"adaptra: stage {rank} \(rank {rank}\) on \S+: no progress in iteration 8 since "
         assert re.match(begin + rf"\d\d:\d\d:\d\d \(\d s\): it {own[rank]}", line), line
-        late = r"stage 0 \(rank 0\) on \S+, which " + own[0] + ".*" if rank else "this rank"
+        stuck = own[0] + r", called by hangs \(test_hangs.py:\d+\)"
+        late = rf"stage 0 \(rank 0\) on \S+, which {stuck}" if rank else "this rank"
         assert re.search(f"the job waits for {late}; first missing op: ", line), line
         assert line.endswith("training goes on once that moves")
 
