@@ -242,9 +242,12 @@ def wrong(
 ) -> tuple[str, int]:
     """Return the fault of one `case`, or "", and after how many iterations it was found.
 
-    `until`: the begin of the next one. A finding that changes is of its last kind.
+    `until`: the begin of the next one. A finding that changes is of its last kind. One that another
+    explains has no line, and does not count.
     """
-    mine = [e for e in events if e["state"] == OPENED and case.begin <= e["found"] < until]
+    lines = {e["id"] for e in events if e["state"] != CLOSED and not e["because"]}
+    opened = [e for e in events if e["state"] == OPENED and e["id"] in lines]
+    mine = [e for e in opened if case.begin <= e["found"] < until]
     last = {e["id"]: e["what"] for e in events if e["state"] != CLOSED}
     found = [(last[e["id"]], frozenset(place["rank"] for place in e["where"]), e) for e in mine]
     if what == HEALTHY:
@@ -292,7 +295,9 @@ def main() -> None:
             soon += [found] if not fault else []
             if fault:
                 print(f"{what}: {sorted(case.ranks)} {case.text}: {fault}", flush=True)
-        well = [e for e in events if e["state"] == OPENED and e["found"] < FIRST]
+        well = [
+            e for e in events if e["state"] == OPENED and e["found"] < FIRST and not e["because"]
+        ]
         faults.update(f"a {e['what']} before the first case" for e in well)
         right = faults.pop("", 0)
         words = ", ".join(f"{n} {fault}" for fault, n in faults.most_common()) or "none"

@@ -37,9 +37,8 @@ class JobLog:
         path: of the file to which rank 0 appends events, as JSON lines; None for none.
         write: writes a line for people.
 
-    `open`: on rank 0, the findings of all ranks; one that another explains is not written.
-    `each_look`: is called on the thread of rank 0 after
-    each look; None for nothing.
+    `open`: on rank 0, the findings of all ranks; of one that another explains the event is written,
+    and no line. `each_look`: is called on the thread of rank 0 after each look; None for nothing.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class JobLog:
             self._thread.start()
 
     def say(self, line: str, event: Mapping[str, Any] | None = None, once: bool = False) -> None:
-        """Have rank 0 write a `line`, and append the `event`; on any thread.
+        """Have rank 0 write a `line`, "" for none, and append the `event`; on any thread.
 
         `once`: it is not written again where some rank has had it written in this way.
         Waits for the store, four times `waits.STORE` seconds at most, on other ranks.
@@ -85,7 +84,7 @@ class JobLog:
         if self._rank == 0:
             self._take(line, event, once)
         elif self._closing.is_set() or not self._send(json.dumps([line, event, once])):
-            self._write(line)
+            self._write_line(line, once=False)
 
     def new_book(self) -> FindingBook:
         """Make a book of findings of this rank, which are written here."""
@@ -102,13 +101,18 @@ class JobLog:
         store = None if self._closing.is_set() else self._store()
         return store is not None and store.put(f"shown/{key}", text)
 
-    def shown(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return, on rank 0, the texts of those of `keys` that have one; waits for the store."""
+    def shown(self, keys: Iterable[str]) -> dict[str, str] | None:
+        """Return, on rank 0, the texts of those of `keys` that have one; waits for the store.
+
+        None where it does not answer.
+        """
         own = {key: self._shown[key] for key in keys if key in self._shown}
         names = {f"shown/{key}": key for key in keys if key not in own}
-        store = self._store() if names else None
-        found = None if store is None else store.get_all(names)
-        return own | {names[name]: text for name, text in (found or {}).items()}
+        if not names:
+            return own
+        if (store := self._store()) is None or (found := store.get_all(names)) is None:
+            return None
+        return own | {names[name]: text for name, text in found.items()}
 
     def end_here(self) -> None:
         """Write what is still to come where it is made: rank 0 may look for nothing any more."""
@@ -139,6 +143,12 @@ class JobLog:
                     return None
             return self._connected
 
+    def _write_line(self, line: str, once: bool) -> None:
+        if once:
+            self._once.line(line, write=self._write)
+        elif line:
+            self._write(line)
+
     # On the thread of rank 0.
 
     def _look(self) -> None:
@@ -148,6 +158,9 @@ class JobLog:
             began = time.monotonic()
             try:
                 self._take_sent()
+                for line, event in self.open.unexplained(began):
+                    self._put(line, event)
+                answers = time.monotonic() < began + waits.STORE
                 if self.each_look is not None:
                     self.each_look()
             except Exception as error:
@@ -155,7 +168,6 @@ class JobLog:
                 return
             if last:
                 return
-            answers = time.monotonic() < began + waits.STORE
             pause = LOOK if answers else min(2 * pause, LONGEST_LOOK)
 
     def _take_sent(self) -> None:
@@ -176,12 +188,12 @@ class JobLog:
                 self._take(*json.loads(text))
 
     def _take(self, line: str, event: Mapping[str, Any] | None, once: bool) -> None:
-        if event is not None and not self.open.takes(event):
-            return
-        if once:
-            self._once.line(line, write=self._write)
-        else:
-            self._write(line)
+        if event is not None and event.get("kind") == "finding":
+            line, event = self.open.see(line, event)
+        self._put(line, event, once)
+
+    def _put(self, line: str, event: Mapping[str, Any] | None, once: bool = False) -> None:
+        self._write_line(line, once)
         if event is None:
             return
         with self._one:

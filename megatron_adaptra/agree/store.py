@@ -78,9 +78,12 @@ class KeyValueStore:
         found: dict[str, str] = {}
 
         def act() -> bool:
-            for key in keys:
-                if self._store.check([self._prefix + key]):
-                    found[key] = self._store.get(self._prefix + key).decode()
+            names = {self._prefix + key: key for key in keys}
+            there = list(names)
+            if not self._store.check(there):  # mostly all are there: one trip for all of them
+                there = [name for name in there if self._store.check([name])]
+            values = self._store.multi_get(there) if there else []
+            found.update((names[n], value.decode()) for n, value in zip(there, values, strict=True))
             return True
 
         return found if self._ask(act) else None

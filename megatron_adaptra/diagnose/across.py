@@ -24,7 +24,7 @@ from megatron_adaptra.measure.report import read_report
 VERSION = 1
 ROWS = 64  # replicas that rank 0 compares in one iteration: some milliseconds of a thread
 KEPT = 8  # iterations that a leader shows at once: rank 0 looks a few times a second
-LAG = 2  # iterations until rank 0 takes those that are there: leaders report at their own time
+LAG = 6  # iterations for which rank 0 waits for a replica's row: one may be lost, or dead
 # Times as long as the same stage elsewhere: hosts of one job differ by a tenth or two in clocks,
 # memory and placement without any fault.
 LEAST = 1.5
@@ -102,12 +102,12 @@ class Across:
     Args:
         places: by replica, those of its workers, by stage.
         book: gets what is found.
-        shown: returns the texts of those keys that have one.
+        shown: returns the texts of those keys that have one; None without an answer.
     """
 
     def __init__(
         self, places: Places, book: FindingBook,
-        shown: Callable[[Iterable[str]], Mapping[str, str]],
+        shown: Callable[[Iterable[str]], Mapping[str, str] | None],
     ) -> None:  # fmt: skip
         self._places, self._book, self._shown = places, book, shown
         self._stages, turns = len(places[0]), turns_of(len(places))
@@ -127,21 +127,29 @@ class Across:
     def _look(self) -> None:
         self._read(self._groups[0][:1])  # this rank's own: it shows what has been
         newest = max((i for i, row in self._rows.items() if 0 in row), default=-1)
-        newest = max(newest, self._next)
+        if newest < max(0, self._next):
+            return
         if self._next < 0:
-            self._next = max(0, newest)
-        due = range(max(self._next, newest - KEPT * len(self._groups)), newest - LAG + 1)
-        for turn in sorted({iteration % len(self._groups) for iteration in due}):
-            self._read(self._groups[turn])
+            self._next = newest
+        turns = len(self._groups)
+        due = range(max(self._next, newest - KEPT * turns), newest + 1)
+        for turn in sorted({iteration % turns for iteration in due}):
+            if not self._read(self._groups[turn]):
+                return  # rows are there for some iterations yet
         for iteration in due:
-            self._compare(iteration, self._rows.get(iteration, {}))
-        if due:
-            self._next = due.stop
-            self._rows = {i: row for i, row in self._rows.items() if i >= due.stop}
+            rows, group = self._rows.get(iteration, {}), self._groups[iteration % turns]
+            if iteration > newest - LAG and not all(replica in rows for replica in group):
+                break
+            self._compare(iteration, rows)
+            self._next = iteration + 1
+        self._rows = {i: row for i, row in self._rows.items() if i >= self._next}
 
-    def _read(self, replicas: Iterable[int]) -> None:
+    def _read(self, replicas: Iterable[int]) -> bool:
+        """Take what `replicas` show; return whether the store has answered."""
         keys = {key_of(replica): replica for replica in replicas}
-        for key, text in self._shown(keys).items():
+        if (texts := self._shown(keys)) is None:
+            return False
+        for key, text in texts.items():
             replica = keys[key]
             if self._texts.get(replica) == text:
                 continue
@@ -149,6 +157,7 @@ class Across:
             for row in StageTimes.read(text):
                 if row.iteration >= self._next:
                     self._rows.setdefault(row.iteration, {})[replica] = row
+        return True
 
     def _compare(self, iteration: int, rows: Mapping[int, StageTimes]) -> None:
         took = [row.seconds for row in rows.values() if row.seconds is not None]
@@ -162,8 +171,8 @@ class Across:
             if (row := rows.get(replica)) is not None:
                 walls |= {place * stages + stage: wall for stage, wall in row.walls.items()}
                 waits |= {place * stages + stage: share for stage, share in row.waits.items()}
-        if not walls:
-            return
+        if sum(replica in rows for replica in group) < min(2, len(group)):
+            return  # there is nothing to compare with
         beside.update(iteration, walls, lambda worker: waits.get(worker, 0.0))
         now = {s: found for s, found in self._known.items() if s[0] not in group}
         for place, replica in enumerate(group):
@@ -178,24 +187,26 @@ class Across:
 
         `first`: number of its first stage in `beside`.
         """
-        workers = range(first, first + self._stages)
-        slow = {
-            worker - first: beside.slow[worker]
-            for worker in workers
-            if beside.held.get(worker, 0) >= HELD
-        }
         whole, each = (replica, None), [(replica, stage) for stage in range(self._stages)]
+        open_ = self._known.keys() & {whole, *each}
+        slow = {
+            stage: beside.slow[first + stage]
+            for stage in range(self._stages)
+            if first + stage in beside.slow
+            and (beside.held[first + stage] >= HELD or {whole, (replica, stage)} & open_)
+        }
         found: dict[_Subject, Finding] = {}
         # Its stages do not recover in the same iteration: it is one finding until all have.
-        if len(slow) == self._stages or (slow and whole in self._known):
+        if len(slow) == self._stages or (slow and whole in open_):
             one = slow_replica(self._places[replica], _middle(list(slow.values())))
             found[whole] = replace(one, covers=frozenset(each))
         else:
             found |= {(replica, stage): self._worker(replica, stage, slow[stage]) for stage in slow}
-        ends = [beside.well[worker].since for worker in workers if worker in beside.well]
-        for subject in (whole, *each):
-            if subject in self._known and whole not in found and subject not in found:
-                until = min(ends, default=iteration)
+        for subject in open_ - found.keys():
+            if whole not in found:  # else it is a part of that
+                own = range(self._stages) if subject[1] is None else [subject[1]]
+                ends = [beside.well[first + s].since for s in own if first + s in beside.well]
+                until = max(ends, default=iteration)
                 found[subject] = replace(self._known[subject], takes=1.0, until=until)
         return found
 

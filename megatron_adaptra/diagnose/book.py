@@ -21,9 +21,11 @@ Say = Callable[[str, Mapping[str, Any]], None]
 class FindingBook:
     """A book keeps the open findings of one rank, and says each change in a line and an event.
 
+    One that has turned out to be a part of another is closed by an event alone.
+
     Args:
         by: the global rank that finds them.
-        say: takes the line for people, and the event for the log of decisions.
+        say: takes the line for people, "" for none, and the event for the log of decisions.
         numbers: of findings, shared by all books of this rank; None for a book alone.
     """
 
@@ -58,10 +60,10 @@ class FindingBook:
             elif known is None and not (found.covers & self._open.keys()):
                 self._open[subject] = self._opened(iteration, found)
             elif known is None:
-                self._merge(subject, found)
+                self._merge(iteration, subject, found)
             else:
-                for part in found.covers & self._open.keys():  # it has turned out to be of this
-                    del self._open[part]
+                for part in found.covers & self._open.keys():
+                    self._join(self._open.pop(part), known, iteration)
                 other = known.kind != found.kind or (found.because and not known.because)
                 known.because = known.because or found.because
                 known.kind, known.places, known.normal = found.kind, found.places, found.normal
@@ -73,7 +75,7 @@ class FindingBook:
         """Return the names of the open findings on `subjects`."""
         return [self._open[s].id for s in subjects if s in self._open]
 
-    def _merge(self, subject: Hashable, found: Finding) -> None:
+    def _merge(self, iteration: int, subject: Hashable, found: Finding) -> None:
         """Say that open findings are one thing: the oldest goes on as the one `found`."""
         parts = [self._open.pop(s) for s in sorted(found.covers & self._open.keys(), key=str)]
         oldest = min(parts, key=lambda one: one.number)
@@ -83,6 +85,14 @@ class FindingBook:
             since=since, before=oldest.before, iteration=oldest.iteration, lost=oldest.lost,
         )  # fmt: skip
         self._write(known, CHANGED)
+        for part in parts:
+            if part is not oldest:
+                self._join(part, known, iteration)
+
+    def _join(self, part: Finding, whole: Finding, iteration: int) -> None:
+        """Close a `part`, which has turned out to be of the `whole`: an event without a line."""
+        part.until, part.because = max(iteration, part.since + 1), (whole.id,)
+        self._say("", part.to_json(CLOSED))
 
     def _opened(self, iteration: int, found: Finding) -> Finding:
         number = next(self._numbers)

@@ -46,7 +46,11 @@ class GarbageWatch:
         self.over = None
         self._rows.append(_Row(iteration, took, collecting))
         typical = median(row.took for row in self._rows)
-        alone = {row.iteration: self._alone(row, typical) for row in self._rows}
+        longest: dict[int, float] = {}
+        for row in self._rows:
+            for worker, seconds in row.collecting.items():
+                longest[worker] = max(seconds, longest.get(worker, 0.0))
+        alone = {row.iteration: _alone(row, typical, longest) for row in self._rows}
         costs = {i: max(each.values()) for i, each in alone.items() if each}
         # The window as if it were full: a start is short, and has more collections.
         share = sum(costs.values()) / (WINDOW * typical) if typical > 0 else 0.0
@@ -62,18 +66,18 @@ class GarbageWatch:
         count = iteration - min(costs) + 1
         self.busy = Sight(sum(costs.values()) / count, 0.0, since, len(costs), count)
 
-    def _alone(self, row: _Row, typical: float) -> dict[int, float]:
-        """Return the long collections of an iteration, by worker; none where all have collected."""
-        most = max(row.collecting.values(), default=0.0)
-        if most < SHORT * typical:
-            return {}
-        longest = {
-            worker: max(one.collecting.get(worker, 0.0) for one in self._rows)
-            for worker in row.collecting
-        }
-        found = {
-            worker: seconds
-            for worker, seconds in row.collecting.items()
-            if seconds >= max(FULL * longest[worker], ALIKE * most)
-        }
-        return found if len(found) < len(row.collecting) else {}
+
+def _alone(row: _Row, typical: float, longest: Mapping[int, float]) -> dict[int, float]:
+    """Return the long collections of an iteration, by worker; none where all have collected.
+
+    `typical`: seconds of an iteration. `longest`: seconds, by worker, of all rows.
+    """
+    most = max(row.collecting.values(), default=0.0)
+    if most < SHORT * typical:
+        return {}
+    found = {
+        worker: seconds
+        for worker, seconds in row.collecting.items()
+        if seconds >= max(FULL * longest[worker], ALIKE * most)
+    }
+    return found if len(found) < len(row.collecting) else {}

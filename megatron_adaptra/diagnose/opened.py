@@ -1,4 +1,4 @@
-"""The findings that are open in a job, as rank 0 learns of them: each fault is one of them."""
+"""The findings that are open in a job, as rank 0 learns of them: each fault gets one line."""
 
 from __future__ import annotations
 
@@ -6,50 +6,107 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from megatron_adaptra.diagnose.finding import CLOSED, LATE, OPENED, REPLICA
+from megatron_adaptra.diagnose.finding import (
+    CHANGED,
+    CLOSED,
+    GARBAGE,
+    HOST,
+    LATE,
+    REPLICA,
+    WORKER,
+)
+
+# Iterations for which a finding that is closed still explains others: they need some, too, to be
+# sure that all is well.
+EXPLAINED = 8
+_ITERATION_MS = 1e3  # where a finding does not know what an iteration takes
+
+Event = Mapping[str, Any]
 
 
 class _Open(NamedTuple):
-    """An open finding: its kind, the ranks where it is, and their replicas."""
+    """An open finding: its kind, the ranks where it is, their replicas, and what it is about.
+
+    Findings of one kind `about` the same are one: a busy host is found by several leaders, each
+    with ranks of its own, and garbage is collected by the whole job.
+    """
 
     what: str
     ranks: frozenset[int]
     replicas: frozenset[int]
+    about: frozenset[Any]
+
+    @classmethod
+    def of(cls, event: Event) -> _Open:
+        what, places = event["what"], event["where"]
+        ranks = frozenset(place["rank"] for place in places)
+        about: frozenset[Any] = ranks
+        if what == HOST:
+            about = frozenset(place["host"] for place in places)
+        elif what == GARBAGE:
+            about = frozenset()
+        workers = [place["worker"] for place in places if place["worker"]]
+        replicas = frozenset(int(worker.partition(".")[0]) for worker in workers)
+        return cls(what, ranks, replicas, about)
+
+
+class _LeftOut(NamedTuple):
+    """A _LeftOut keeps the line and event of a finding that the one named `because` explains.
+
+    `ended`: when that one was first seen to be open no more, in seconds of a clock; None: it is.
+    """
+
+    line: str
+    event: Event
+    because: str
+    ended: float | None = None
 
 
 class OpenFindings:
-    """An OpenFindings decides which findings of all ranks are new, and knows those that are open.
+    """An OpenFindings decides which findings of all ranks get a line, and knows the open ones.
 
-    A finding is left out, from its opening to its closing, where another one explains it: one of
-    the same kind at the same ranks, found by another rank; or, of a late rank, any other finding on
-    workers or links of that replica alone. Any thread may call it.
+    A finding gets none while another one explains it: one of the same kind about the same, found by
+    another rank; of a late rank, any other finding on workers or links of that replica alone; of a
+    slow replica, that all its workers are; of its only worker, that the replica is. Events name the
+    other one (`because`). Any thread may call it.
     """
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
-        self._left_out: set[str] = set()
+        self._left_out: dict[str, _LeftOut] = {}
         self._lock = threading.Lock()
 
-    def takes(self, event: Mapping[str, Any]) -> bool:
-        """Return whether the `event` is to be written; others than those of findings are."""
-        if event.get("kind") != "finding":
-            return True
-        name, state, places = event["id"], event["state"], event["where"]
-        one = _Open(
-            event["what"],
-            frozenset(place["rank"] for place in places),
-            frozenset(int(p["worker"].partition(".")[0]) for p in places if p["worker"]),
-        )
+    def see(self, line: str, event: Event) -> tuple[str, Event]:
+        """Return the line and the event of a finding as they are to be written; "": no line."""
+        name, one = event["id"], _Open.of(event)
         with self._lock:
-            if state == OPENED and self._explained(one):
-                self._left_out.add(name)
-            left_out = name in self._left_out
-            if state == CLOSED:
-                self._left_out.discard(name)
+            if event["state"] == CLOSED:
                 self._open.pop(name, None)
-            elif not left_out:
-                self._open[name] = one
-        return not left_out
+                left = self._left_out.pop(name, None)
+                return (line, event) if left is None else ("", _because(event, left.because))
+            if name not in self._open and (because := self._explanation(name, one)):
+                self._left_out[name] = _LeftOut(line, event, because)
+                return "", _because(event, because)
+            self._left_out.pop(name, None)
+            self._open[name] = one
+        return line, event
+
+    def unexplained(self, now: float) -> list[tuple[str, Event]]:
+        """Return the lines and events of findings that no other one explains any more.
+
+        `now`: seconds of a clock; a finding explains others for EXPLAINED iterations after its end.
+        """
+        over = []
+        with self._lock:
+            for name, left in self._left_out.items():
+                iteration_ms = left.event["iteration_ms"] or _ITERATION_MS
+                if left.because in self._open:
+                    self._left_out[name] = left._replace(ended=None)
+                elif left.ended is None:
+                    self._left_out[name] = left._replace(ended=now)
+                elif now >= left.ended + EXPLAINED * iteration_ms / 1e3:
+                    over.append((left.line, {**left.event, "state": CHANGED}))
+        return [self.see(line, event) for line, event in over]
 
     def explains(self, replica: int) -> tuple[str, ...]:
         """Return the names of open findings on workers or links of this `replica` alone."""
@@ -60,10 +117,28 @@ class OpenFindings:
             ]  # fmt: skip
         return tuple(found)
 
-    def _explained(self, one: _Open) -> bool:
-        for other in self._open.values():
-            if (other.what, other.ranks) == (one.what, one.ranks):
-                return True
-            if one.what == LATE and other.what != LATE and other.replicas == one.replicas:
-                return True
-        return False
+    def _explanation(self, name: str, one: _Open) -> str:
+        slow: dict[int, str] = {}  # by rank, the finding that its worker is slow
+        for other_name, other in list(self._open.items()):
+            if (other.what, other.about) == (one.what, one.about):
+                if _by(name) and _by(name) == _by(other_name):
+                    del self._open[other_name]  # its end did not reach this rank
+                    continue
+                return other_name
+            same = other.replicas == one.replicas
+            if one.what == LATE and other.what != LATE and same:
+                return other_name
+            if one.what == WORKER and other.what == REPLICA and one.ranks == other.ranks:
+                return other_name
+            if other.what == WORKER:
+                slow |= dict.fromkeys(other.ranks, other_name)
+        return slow[min(one.ranks)] if one.what == REPLICA and one.ranks <= slow.keys() else ""
+
+
+def _because(event: Event, name: str) -> Event:
+    return {**event, "because": [name]}
+
+
+def _by(name: str) -> int:
+    """Return the rank that has found the finding of this `name`."""
+    return int(name.partition("-")[0])

@@ -38,7 +38,9 @@ def diagnosis_of(
                 for number, apart in enumerate(replica_distances())
             ]
             log.each_look = Across(places, log.new_book(), log.shown).look
-        shown = Shown(replica, mpu.get_data_parallel_world_size(), log.show).add
+        # Tensor and context ranks of a stage wait for each other in each layer: one stands for all.
+        if dist.get_rank() + replica_distances()[0] == 0:
+            shown = Shown(replica, mpu.get_data_parallel_world_size(), log.show).add
     known = [Worker(rank, names[rank]) for rank in workers]
     return PipelineDiagnosis(known, replicas, 0 if replicas > 1 else replica, log.new_book(), shown)
 

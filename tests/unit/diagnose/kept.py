@@ -13,12 +13,13 @@ Brief = tuple[str, str, list[int], int, int | None]
 
 
 class Kept:
-    """Of the events that `books` hand in those are kept that no other one explains."""
+    """A Kept keeps the lines that `books` hand in, and their events."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.open = OpenFindings()
+        self.lost = False  # what books hand in
 
     def book(self, by: int = 0) -> FindingBook:
         return FindingBook(by, self._take)
@@ -31,7 +32,10 @@ class Kept:
         ]
 
     def _take(self, line: str, event: Mapping[str, Any]) -> None:
-        if self.open.takes(event):
+        if self.lost:
+            return
+        line, event = self.open.see(line, event)
+        if line:
             self.lines.append(line)
             self.events.append(dict(event))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from measure.workers import jittery
 from seeding import new_seed
 
 from megatron_adaptra.diagnose.across import HELD, KEPT, LAG, ROWS, Across, Shown, StageTimes
-from megatron_adaptra.diagnose.finding import LATE, LINK, REPLICA, WORKER, Finding, Place
+from megatron_adaptra.diagnose.finding import HOST, LATE, LINK, REPLICA, WORKER, Finding, Place
 from megatron_adaptra.measure.report import BadMessage
 
 FOUND = HELD + 4  # iterations: from the start a chart waits for three that agree, and once more
@@ -29,6 +29,8 @@ class Replicas:
         self._shown = [Shown(replica, replicas, self._show) for replica in range(replicas)]
         self.iteration = 2  # before that nothing is measured
         self.most = 0  # texts that rank 0 has read in one iteration
+        self.silent: set[int] = set()  # replicas whose rows do not get there
+        self.answers = True  # the store, when rank 0 reads
         self.across = Across(places(replicas, stages), self.kept.book(), self._read)
 
     def train(self, iterations: int, slow: Mapping[int, float] | None = None) -> None:
@@ -38,7 +40,8 @@ class Replicas:
                 own = range(self.stages)
                 each = {stage: walls[replica * self.stages + stage] for stage in own}
                 took = 0.1 * max((slow or {}).values(), default=1.0)
-                shown.add(StageTimes(self.iteration, took, each, dict.fromkeys(own, 0.0)))
+                if replica not in self.silent:
+                    shown.add(StageTimes(self.iteration, took, each, dict.fromkeys(own, 0.0)))
             self._reads = 0
             self.across.look()
             self.most = max(self.most, self._reads)
@@ -48,7 +51,10 @@ class Replicas:
         self.texts[key] = text
         return True
 
-    def _read(self, keys):
+    def _read(self, keys: Iterable[str]) -> dict[str, str] | None:
+        keys = list(keys)
+        if not self.answers and keys != ["stages/0"]:  # its own it has without the store
+            return None
         found = {key: self.texts[key] for key in keys if key in self.texts}
         self._reads += len(found)
         return found
@@ -58,7 +64,7 @@ class Replicas:
 def test_a_worker_that_is_slow_from_the_start_is_found_and_recovers(replicas: int) -> None:
     job = Replicas(replicas)
     slow = 2 * replicas - 1  # the last one's second stage
-    job.train(FOUND + LAG, {slow: 3.0})
+    job.train(FOUND, {slow: 3.0})
     (opened,) = job.kept.events
     assert (opened["what"], opened["since"]) == (WORKER, 2)
     assert [place["worker"] for place in opened["where"]] == [f"{replicas - 1}.1"]
@@ -95,6 +101,33 @@ def test_one_stage_after_the_other() -> None:
     ]  # fmt: skip
 
 
+def test_one_noisy_iteration_closes_nothing() -> None:
+    job = Replicas(2)
+    job.train(12)
+    for _ in range(4):
+        job.train(6, {3: 3.0})
+        job.train(1)
+    assert [(e["state"], e["what"]) for e in job.kept.events] == [("opened", WORKER)]
+    job.train(12)
+    assert [e["state"] for e in job.kept.events] == ["opened", "closed"]
+
+
+def test_rank_0_compares_nothing_with_replicas_whose_rows_it_lacks() -> None:
+    """Alone, all that is slow in its own replica would look like a slow worker."""
+    job = Replicas(2)
+    job.train(12)
+    job.answers = False
+    job.train(KEPT - 2, {1: 3.0, 3: 3.0})
+    job.answers = True
+    job.silent = {1}
+    job.train(LAG + 4, {1: 3.0})
+    job.silent = set()
+    job.train(4)
+    assert job.kept.events == []
+    job.train(6, {3: 3.0})
+    assert [e["what"] for e in job.kept.events] == [WORKER]
+
+
 def test_what_its_leader_has_found_is_not_found_again() -> None:
     job = Replicas(2)
     job.train(12)
@@ -121,7 +154,7 @@ def test_nothing_is_found_in_healthy_runs() -> None:
 
 def test_of_many_replicas_some_show_what_they_have_by_turns() -> None:
     job = Replicas(2 * ROWS + 1, stages=1)
-    job.train(3 * (FOUND + LAG), {ROWS: 2.0})
+    job.train(3 * (FOUND), {ROWS: 2.0})
     assert job.most <= ROWS
     assert [(e["what"], [p["worker"] for p in e["where"]]) for e in job.kept.events] == [
         (REPLICA, [f"{ROWS}.0"])
@@ -134,7 +167,7 @@ def test_a_rank_that_looks_rarely_takes_what_is_still_there() -> None:
     job.train(1)
     look()
     for _ in range(4):
-        job.train(KEPT - LAG, {3: 3.0})
+        job.train(KEPT - 2, {3: 3.0})
         look()
     assert [e["what"] for e in job.kept.events] == [WORKER]
 
@@ -151,6 +184,45 @@ def test_after_the_store_has_not_answered_nothing_is_shown_for_a_while() -> None
 def test_what_is_no_row_is_refused(text: str) -> None:
     with pytest.raises(BadMessage):
         StageTimes.read(text)
+
+
+def test_a_finding_outlives_what_explains_it() -> None:
+    kept, (_, one) = Kept(), places(2, 2)
+    links, late = kept.book(2), kept.book(3)
+    links.update(18, {"link": Finding(LINK, one, 16, 0.1, 0.0)})
+    late.update(24, {0: Finding(LATE, (one[0],), 20, 0.2, 0.0)})
+    assert kept.open.unexplained(100.0) == []
+    links.update(30, {})
+    assert kept.open.unexplained(101.0) == []
+    assert kept.open.unexplained(102.0) == [], "it may end as well"
+    ((line, event),) = kept.open.unexplained(120.0)
+    assert line.startswith("late rank: rank 2 on host1 (1.0), since iteration 21")
+    assert (event["state"], event["id"], event["because"]) == ("changed", "3-0", [])
+    assert kept.open.unexplained(999.0) == []
+    late.update(40, {})
+    assert [(e["state"], e["id"]) for e in kept.events[-2:]] == [
+        ("closed", "2-0"),
+        ("closed", "3-0"),
+    ]
+
+
+def test_a_busy_host_is_one_finding_of_all_leaders() -> None:
+    kept = Kept()
+    for by in range(2):
+        here = tuple(Place(stage, 2 * by + stage, "host0", "", "") for stage in range(2))
+        kept.book(by).update(9, {"host": Finding(HOST, here, 5, 2.0, 0.0)})
+    assert [e["id"] for e in kept.events] == ["0-0"]
+
+
+def test_a_finding_whose_end_was_lost_explains_no_later_one() -> None:
+    kept, (_, one) = Kept(), places(2, 2)
+    book = kept.book(2)
+    book.update(9, {0: Finding(WORKER, one[:1], 5, 2.0, 1.0)})
+    kept.lost = True
+    book.update(20, {})
+    kept.lost = False
+    book.update(30, {0: Finding(WORKER, one[:1], 28, 2.0, 1.0)})
+    assert [e["id"] for e in kept.events] == ["2-0", "2-1"]
 
 
 def test_a_late_rank_is_explained_by_what_is_slow_in_its_replica() -> None:

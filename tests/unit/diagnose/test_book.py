@@ -68,8 +68,9 @@ def test_links_of_a_thin_port_become_one_finding() -> None:
     written.book.update(30, {("port", 1): slow(PORT, 1, until=29, covers=frozenset((one, two)))})
     assert written.states() == [
         ("opened", "4-0", LINK), ("opened", "4-1", LINK), ("changed", "4-0", THIN_LINK),
-        ("changed", "4-0", PORT), ("closed", "4-0", PORT),
+        ("changed", "4-0", PORT), ("closed", "4-1", LINK), ("closed", "4-0", PORT),
     ]  # fmt: skip
+    assert (written.events[-2]["because"], written.lines[-2]) == (["4-0"], "")
     assert written.events[-1]["since"] == 10
 
 
