@@ -13,15 +13,10 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
 from megatron_adaptra.adapt.shares.remedy import ShareDecision
-from megatron_adaptra.demo.all_reduces import (
-    GroupReductions,
-    drawn_reduction,
-    entries,
-    why_native,
-)
 from megatron_adaptra.demo.comparison import (
     WARM_UP,
     Comparison,
@@ -29,11 +24,11 @@ from megatron_adaptra.demo.comparison import (
     compare,
 )
 from megatron_adaptra.demo.cpu_load import Sample, load_of
+from megatron_adaptra.demo.decided import reduction_entries, share_entries
 from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.phase_times import phase_times
 from megatron_adaptra.demo.rounding import Differences
-from megatron_adaptra.demo.shares import drawn_shares, share_entries
 from megatron_adaptra.ir.conditions import null_if_infinite
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
@@ -73,7 +68,7 @@ class RankResult:
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
     that may be drawn. `apart`: both arms' parameters, see `Arm.apart`. `counted`: the iterations
     whose activations were measured in bytes.
-    `reductions`: of the data-parallel groups whose first rank this is.
+    `reductions`: in force, of the data-parallel groups whose first rank this is.
     `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
@@ -85,7 +80,7 @@ class RankResult:
     counted: list[tuple[int, Memory]]
     samples: list[Sample]
     kernel: str
-    reductions: list[GroupReductions]
+    reductions: list[ReductionDecision]
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,6 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
     machine = _machine(ranks, phases, comparison)
-    groups = [group for rank in ranks for group in rank.reductions]
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     predictions = of_predictions(
         run.decisions, lived, samples, kernels, comparison, arms, planner.delays
@@ -162,8 +156,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         options, ranks, run, iteration_ms, phases, arms, comparison,
         None if comparison is None else _memory(controller, shown, comparison),
         machine,
-        [*why_native(groups, options), *of_the_run(options, run.interrupted, ran, machine),
-         *predictions],
+        [*of_the_run(options, run.interrupted, ran, machine), *predictions],
     )  # fmt: skip
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
@@ -174,18 +167,12 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
-    phase = phases[key_phase(phases)]
-    simulated = (
-        drawn_reduction(groups, phase),
-        drawn_shares(run.shares, summary["shares"], phase),
-    )
     report = Report(
         title=f"A GPT through {pipelines} with a {slow_noun(summary['config'])}",
         summary=summary,
         arms=arms,
         phases=phases,
         link_delay_ms=_delays_ms(planner.delays),
-        simulated=[one for one in simulated if one is not None],
     )
     out.joinpath("report.html").write_text(report_html(report))
 
@@ -335,8 +322,7 @@ def _summary(
             return None
         return medians[of][phase]["iteration_ms"] / medians[to][phase]["iteration_ms"]
 
-    groups = [group for rank in ranks for group in rank.reductions]
-    reduced = entries(groups)
+    reduced = reduction_entries([one for rank in ranks for one in rank.reductions])
     shares = share_entries(run.shares, iteration_ms["adaptra"], [end for _, end in phases.values()])
     changed = bool(shares) or bool(options.sync_counts)
     differences = Differences.between(

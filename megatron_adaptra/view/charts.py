@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,32 +9,11 @@ from typing import NamedTuple
 from megatron_adaptra.view.axis import number, round_up, ticks
 
 
-class Series(NamedTuple):
-    """A line over iterations: `values[i]` belongs to iteration i, in ms; None or NaN is a gap."""
-
-    name: str
-    values: Sequence[float | None]
-    colour: str
-    dashed: bool = False
-
-
 class Mark(NamedTuple):
-    """A mark shows an event at an iteration, such as a replan."""
+    """A mark shows an event at `x`, such as a replan."""
 
-    iteration: int
+    x: float
     title: str
-
-
-def known(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    """Return index and value of the finite numbers among `values`."""
-    return [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
-
-
-def scale_top(series: Sequence[Series]) -> float:
-    """Return the highest value after the first iteration, which pays for start-up; else of all."""
-    points = [point for line in series for point in known(line.values)]
-    later = [value for i, value in points if i > 0]
-    return max(later or [value for _, value in points], default=0.0)
 
 
 class Curve(NamedTuple):
@@ -59,6 +37,9 @@ class XYChart:
         curves: in the order of the legend.
         x_names: the only ticks of the x axis, by value; empty for round values.
         note: a sentence beneath the title; empty for none.
+        phases: by name, the first x and the one after the last; "slow" is shaded.
+        marks: dashed verticals.
+        start_up: points at 0 pay for start-up, and do not stretch the y axis.
     """
 
     title: str
@@ -67,6 +48,9 @@ class XYChart:
     curves: Sequence[Curve]
     x_names: Mapping[float, str] = field(default_factory=dict)
     note: str = ""
+    phases: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    marks: Sequence[Mark] = ()
+    start_up: bool = False
 
     def x_range(self) -> tuple[float, float]:
         """Return the ends of the x axis, with room on either side, so no dot stands on the edge."""
@@ -77,7 +61,9 @@ class XYChart:
 
     def top(self) -> float:
         """Return the end of the y axis, which starts at 0."""
-        return round_up(1.02 * max((y for c in self.curves for _, y in c.points), default=0.0))
+        points = [point for curve in self.curves for point in curve.points]
+        later = [point for point in points if self.start_up and point[0] > 0]
+        return round_up(1.02 * max((y for _, y in later or points), default=0.0))
 
     def x_ticks(self) -> list[tuple[float, str]]:
         """Return value and label of each tick."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from megatron_adaptra.view import gain
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.charts import Mark, Series, known
+from megatron_adaptra.view.charts import Curve, Mark
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
@@ -226,14 +227,19 @@ def replan_marks(report: Report) -> list[Mark]:
     return [Mark(at, f"{what} at iteration {at}: {why}") for what, at, why in decisions]
 
 
-def time_series(report: Report) -> list[Series]:
-    """Return a line of iteration times per arm."""
+def time_curves(report: Report) -> list[Curve]:
+    """Return a curve of iteration times per arm."""
     arms = report.summary["arms"]
-    return [
-        Series(arm.name, arms[arm.name]["iteration_ms"], arm_colour(arm.name, i))
+    curves = [
+        Curve(arm.name, arm_colour(arm.name, i), _known(arms[arm.name]["iteration_ms"]))
         for i, arm in enumerate(report.arms)
-        if known(arms[arm.name]["iteration_ms"])
     ]
+    return [curve for curve in curves if curve.points]
+
+
+def _known(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return iteration and value of the finite numbers among `values`."""
+    return [(i, value) for i, value in enumerate(values) if math.isfinite(value)]
 
 
 def _goes_back(source: str, target: str) -> bool:
@@ -242,24 +248,24 @@ def _goes_back(source: str, target: str) -> bool:
     return int(here) > int(there) if here.isdecimal() and there.isdecimal() else here > there
 
 
-def delay_series(report: Report) -> list[Series]:
-    """Return a line of delays per directed link, the way back dashed.
+def delay_curves(report: Report) -> list[Curve]:
+    """Return a curve of delays per directed link, the way back dashed.
 
     Quiet links, and all but the MOST_NAMED with the highest peaks, are grey under one name.
     """
-    links = {name: values for name, values in report.link_delay_ms.items() if known(values)}
-    peaks = {name: max(v for _, v in known(values)) for name, values in links.items()}
+    links = {name: points for name, ms in report.link_delay_ms.items() if (points := _known(ms))}
+    peaks = {name: max(ms for _, ms in points) for name, points in links.items()}
     worst = max(peaks.values(), default=0.0)
     highest = sorted(peaks, key=lambda name: -peaks[name])[:MOST_NAMED]
-    quiet: list[Series] = []
-    loud: list[Series] = []
-    for name, values in links.items():
+    quiet: list[Curve] = []
+    loud: list[Curve] = []
+    for name, points in links.items():
         source, _, target = name.partition(">")
         if worst > 0 and (peaks[name] < QUIET * worst or name not in highest):
-            quiet.append(Series("other links", values, STOCK))
+            quiet.append(Curve("other links", STOCK, points))
         else:
-            colour = OTHER[len(loud) % len(OTHER)]
-            loud.append(Series(f"{source} → {target}", values, colour, _goes_back(source, target)))
+            words, colour = f"{source} → {target}", OTHER[len(loud) % len(OTHER)]
+            loud.append(Curve(words, colour, points, dashed=_goes_back(source, target)))
     return quiet + loud
 
 
@@ -305,8 +311,3 @@ def shares_line(one: Shares) -> str:
         f"microbatches from iteration {one['iteration']} on, {counts(one['after'])}: "
         f"{one['why']} ({shares_detail(one)})"
     )
-
-
-def measured_too(ms: float | None) -> str:
-    """Return words on the `ms` that were measured, to follow a prediction; empty for None."""
-    return "" if ms is None else f", measured {number(ms)} ms"

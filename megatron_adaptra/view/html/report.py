@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 from megatron_adaptra.view import findings, gain
 from megatron_adaptra.view.axis import number
-from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
+from megatron_adaptra.view.charts import XYChart
+from megatron_adaptra.view.html.page import (
+    charts_row,
+    gantt_legend,
+    header,
+    page,
+    section,
+    table,
+    tiles,
+)
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.ranges import ranges
-from megatron_adaptra.view.report import Report, Simulated
+from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
-from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.theme import arm_colour
 
@@ -26,7 +34,6 @@ def report_html(report: Report) -> str:
         _notes(report),
         _timelines(report),
         _charts(report),
-        *map(_simulated, report.simulated),
         _results(report),
         _memory(report),
         _replans(report),
@@ -130,42 +137,16 @@ def _which_plan(report: Report) -> str:
 
 
 def _charts(report: Report) -> str:
+    marks = findings.replan_marks(report)
     charts = [
-        (title, series)
-        for title, series in (
-            ("Iteration time", findings.time_series(report)),
-            ("Delay of the links, as measured", findings.delay_series(report)),
+        XYChart(title, "iteration", "ms", curves, phases=report.phases, marks=marks, start_up=True)
+        for title, curves in (
+            ("Iteration time", findings.time_curves(report)),
+            ("Delay of the links, as measured", findings.delay_curves(report)),
         )
-        if series
+        if curves
     ]
-    marks, width = findings.replan_marks(report), 640 if len(charts) > 1 else 1160
-    sections = [
-        section(
-            title,
-            element(
-                "div",
-                line_chart_svg(series, phases=report.phases, marks=marks, title=title, width=width),
-                class_="scroll",
-            ),
-        )
-        for title, series in charts
-    ]
-    return element("div", *sections, class_="pair") if sections else ""
-
-
-def _simulated(one: Simulated) -> str:
-    """One decision's picture: before it and after it."""
-    seconds = 1.04 * max(max(each.length, each.makespan) for each in one.gantts.values()) or 1.0
-    drawn = [
-        gantt_svg(gantt, seconds, row=one.row, title=title[:1].upper() + title[1:])
-        for title, gantt in one.gantts.items()
-    ]
-    return section(
-        one.title,
-        gantt_legend(list(one.gantts.values()), seconds),
-        element("div", *drawn, class_="scroll"),
-        note=one.note,
-    )
+    return charts_row(charts) if charts else ""
 
 
 def _results(report: Report) -> str:

@@ -17,7 +17,7 @@ from view_sample import sample_report
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.view.findings import delay_series
+from megatron_adaptra.view.findings import delay_curves
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
@@ -125,14 +125,14 @@ def test_lists_of_replicas_are_of_workers() -> None:
 
 def test_a_path_that_is_measured_later_has_a_gap_and_the_way_back_is_dashed() -> None:
     delays = {"0.9>1.10": [math.nan, 4.0], "1.10>0.9": [math.nan, 4.0], "0.1>0.2": [0.1, 0.1]}
-    quiet, there, back = delay_series(replace(sample_report(), link_delay_ms=delays))
+    quiet, there, back = delay_curves(replace(sample_report(), link_delay_ms=delays))
     assert (quiet.name, there.name, back.name) == ("other links", "0.9 → 1.10", "1.10 → 0.9")
     assert (there.dashed, back.dashed) == (False, True)
 
 
 def test_of_many_links_the_legend_has_those_with_the_highest_peaks() -> None:
     delays = {f"{a}>{a + 1}": [0.1, 1.0 + a / 100] for a in range(20)}
-    found = delay_series(replace(sample_report(), link_delay_ms=delays))
+    found = delay_curves(replace(sample_report(), link_delay_ms=delays))
     assert [one.name for one in found if one.name != "other links"] == [
         f"{a} → {a + 1}" for a in range(16, 20)
     ]
