@@ -331,10 +331,11 @@ def _summary(
         reduced=bool(reduced) or options.allreduce not in ("native", "auto"),
         shared=changed,
     )  # fmt: skip
-    onset = options.from_iteration if options.emulate else 0
+    slow = options.slowness
+    onset = slow.first if options.emulate else 0
     plans = [(one.detected, one.iteration) for one in run.decisions]
     adapts, made, more = options.policy == "adaptive", plans, list[tuple[int, int]]()
-    if options.slow_replicas and options.emulate:
+    if slow.slow_replicas and options.emulate:
         adapts = options.sync != "full" and not options.sync_counts
         made = [(s["detected"], s["iteration"]) for s in shares]
         more = plans  # cheaper remedies may be enough
@@ -347,11 +348,11 @@ def _summary(
     return {
         "config": {
             **{name: getattr(options, name) for name in _SHAPE},
-            **{name: getattr(options.slowness, name) if options.emulate else [] for name in _SLOW},
-            "hosts": options.slowness.port_texts if options.late_ranks else [],
+            **{name: getattr(slow, name) if options.emulate else [] for name in _SLOW},
+            "hosts": slow.port_texts if slow.late_ranks else [],
             "message_bytes": options.message_bytes,
-            "from_iteration": options.from_iteration if options.emulate else None,
-            "to_iteration": options.to_iteration if options.emulate else None,
+            "from_iteration": slow.first if options.emulate else None,
+            "to_iteration": slow.end if options.emulate else None,
             **{name: getattr(options, name) for name in _PLANS},
             "activation_budget": options.activation_budget or "none",
             "precision": options.precision,

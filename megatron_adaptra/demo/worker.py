@@ -194,7 +194,7 @@ class _Demo:
 
         They do so in the iterations that the options name, in stock Megatron's arm and ours alike.
         """
-        iterations = range(self.options.from_iteration, self.options.to_iteration)
+        iterations = range(self.options.slowness.first, self.options.slowness.end)
 
         def late(*args: Any, **kwargs: Any) -> Any:
             if self.iteration in iterations:
@@ -208,7 +208,7 @@ class _Demo:
         gc.freeze()  # what start-up made stays: collections during iterations get short
         options = self.options
         # Where it shows how long an iteration is, those of the other arm are not in between.
-        alone = options.emulate and not options.netlab and not options.late_ranks
+        alone = options.emulate and not options.netlab and not options.slowness.late_ranks
         alone = alone and options.sync == "full"
         turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None

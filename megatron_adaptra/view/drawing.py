@@ -1,9 +1,9 @@
-"""One Gantt as a picture of its own, SVG, page or PNG; or several on one scale as a page."""
+"""One Gantt as a picture of its own: SVG, page or PNG."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
-WIDTH, LOW_ROW = 1160, 18  # pixels
+WIDTH = 1160  # pixels
 
 
 @dataclass(frozen=True)
@@ -96,43 +96,3 @@ def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
         draw_legend(figure, [gantt], drawing.seconds, (foot + tall + 0.2) / height)
 
     save(path, head + tall + foot, draw)
-
-
-def side_by_side_html(
-    name: str,
-    headline: str,
-    leads: Sequence[str],
-    figures: Sequence[tuple[str, str]],
-    gantts: Mapping[str, Gantt],
-    cells: Table,
-) -> str:
-    """The page.
-
-    Args:
-        name: of what is compared; empty for none.
-        headline: what came out.
-        leads: more sentences.
-        figures: the most important ones, as text, each with what it is.
-        gantts: by title, drawn on the scale of the longest.
-        cells: the table that stands before them.
-    """
-    longest = max((gantt.makespan for gantt in gantts.values()), default=0.0)
-    seconds = 1.02 * longest or 1.0  # with room for the last label
-    pictures = [
-        element(
-            "div", gantt_svg(gantt, seconds, width=WIDTH, row=LOW_ROW, title=title), class_="scroll"
-        )
-        for title, gantt in gantts.items()
-    ]
-    return page(
-        headline,
-        header(name, headline, leads),
-        tiles(figures),
-        section(cells.title, table(cells.columns, cells.rows)),
-        section(
-            "The iterations on one scale",
-            gantt_legend(list(gantts.values()), seconds),
-            *pictures,
-            note="Hover over a box or a line for its times.",
-        ),
-    )

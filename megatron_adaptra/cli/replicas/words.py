@@ -10,18 +10,10 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.routes.words import loads_in_words
 
-_HEADS = {
-    "none": "nothing is moved",
-    "swap": "swap partners",
-    "shift": "shift whole microbatches",
-    "re-route": "re-route single stages of microbatches",
-}
-
 
 def decision(move: str, schedule: Schedule) -> str:
     """Describe the `move` of the `schedule`: the work that workers take over from others."""
-    words = loads_in_words(schedule)
-    return f"{move}: {words or _HEADS.get(move, 'nothing is moved')}"
+    return f"{move}: {loads_in_words(schedule) or 'nothing is moved'}"
 
 
 def in_table(move: str) -> str:

@@ -139,12 +139,6 @@ def test_a_slow_message_names_its_workers() -> None:
     assert any("from worker 1.0 to 0.1" in title for title in titles)
 
 
-def test_in_a_terminal_the_text_has_the_homes_colour() -> None:
-    red, green, blue = (int(group_colour(1)[i : i + 2], 16) for i in (1, 3, 5))
-    painted = ascii_gantt(gantt(), 200, colour=True)
-    assert painted.count(f"38;2;{red};{green};{blue};1m") == 4
-
-
 def test_page_and_trace_hold_the_same() -> None:
     page = drawing_html(drawing())
     for words in ("stripe: of replica 1", "Worker by worker", "worker 2.0, 2x slow"):
