@@ -33,7 +33,7 @@ from megatron_adaptra.view.drawing import (
     drawing_png,
     drawing_svg,
 )
-from megatron_adaptra.view.schedule_drawing import schedule_drawing
+from megatron_adaptra.view.pipeline import pipeline_gantt
 
 PICTURES = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
 SUFFIX = {**PICTURES, "plan": ".plan"}  # the text form of what is drawn
@@ -132,7 +132,8 @@ def _schedule(args: argparse.Namespace) -> _Drawn:
     job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
-    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
+    gantt = pipeline_gantt(timeline, timeline.makespan, several)
+    drawing = Drawing(name, job, why, gantt, plan.lower_bound)
     data = {
         "policy": plan.schedule.policy,
         "why": why,

@@ -171,36 +171,6 @@ def peak_bytes(summary: Summary, arm: str) -> str:
     return ranges([size(round(one)) for one in held or _bytes(peaks, memory)])
 
 
-def memory_table(
-    summary: Summary, most: int = COLUMNS
-) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return columns and rows (name, cells) of activations: budget, predicted and measured peak.
-
-    A column per stage, or worker, or one for all where there are more than `most`. `summary`: what
-    summary.json holds.
-    """
-    if (memory := summary["memory"]) is None:
-        return [], []
-    rows: list[tuple[str, list[str]]] = []
-    for name, peaks, held in (
-        ("budget", memory["budget"], None),
-        ("predicted peak", memory["predicted_peak"], memory["predicted_peak_bytes"]),
-        ("measured peak", memory["measured_peak"], memory["measured_peak_bytes"]),
-    ):
-        cells = ["no limit" if one is None else f"{one:.4g}" for one in peaks]
-        rows.append((f"{name}, microbatches", cells))
-        in_bytes = [size(round(one)) for one in held or _bytes(peaks, memory)]
-        rows.append((f"{name}, bytes", in_bytes))
-    each = [size(one) for one in memory["bytes_per_microbatch"] or ()]
-    rows = [(name, cells) for name, cells in (*rows, ("one microbatch, bytes", each)) if cells]
-    stages = len(memory["budget"])
-    names = summary["workers"] or [str(stage) for stage in range(stages)]
-    if stages <= most:
-        return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
-    head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
-    return [head], [(name, [ranges(cells)]) for name, cells in rows]
-
-
 def row_noun(summary: Summary) -> str:
     """Return the noun of a `summary`'s lists: worker where replicas have one plan, else stage."""
     return "worker" if summary["workers"] else "stage"

@@ -13,7 +13,6 @@ from megatron_adaptra.view.html.page import (
     header,
     page,
     section,
-    table,
     tiles,
 )
 from megatron_adaptra.view.markup import element, text
@@ -35,7 +34,6 @@ def report_html(report: Report) -> str:
         _timelines(report),
         _charts(report),
         _results(report),
-        _memory(report),
         _replans(report),
         _decisions(
             "Reductions of gradients",
@@ -203,18 +201,6 @@ def _compared(report: Report) -> str:
         return "The iteration drawn above"
     first, last = compared["first_iteration"], compared["last_iteration"]
     return f"Under the plan drawn above, iterations {first} to {last}"
-
-
-def _memory(report: Report) -> str:
-    columns, rows = findings.memory_table(report.summary)
-    if not rows:
-        return ""
-    note = "A microbatch counts with all layers of its stage; bytes are those that autograd saved."
-    row = findings.row_noun(report.summary)
-    title = f"Activations of adaptra, {row} by {row}"
-    return section(
-        title, table(["", *columns], [[name, *cells] for name, cells in rows]), note=note
-    )
 
 
 def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:

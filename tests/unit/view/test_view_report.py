@@ -90,10 +90,6 @@ def test_page_shows_the_result() -> None:
         "of 695 ms until a plan for the slow link ran",
         "11, 10, 9, 1",
         "0.16.0",
-        "no limit",
-        "predicted peak, bytes",
-        "10.05",
-        "1.95 MiB",
     ):
         assert words in page.words
 
@@ -110,7 +106,7 @@ def test_lists_of_replicas_are_of_workers() -> None:
         "parameters_difference": 2e-7, "config": {**config, "slow_workers": ["1.1:2x"]},
     }  # fmt: skip
     page = Page(report_html(sample_report(**of)))
-    for words in ("worker 0.1", "worker by worker", "2 replicas × 4 stages", "per worker",
+    for words in ("2 replicas × 4 stages", "per worker",
                   "Losses equal to rounding, they differ by 3e-08 of their size",
                   "until a plan for the slow worker ran"):  # fmt: skip
         assert words in page.words
@@ -189,9 +185,7 @@ def test_many_stages_become_ranges() -> None:
     words = Page(page).words
     assert "64 x 26, 56, 45, 1" in words
     assert "64 x 26 MiB, 56 MiB, 45 MiB, 1 MiB" in words
-    assert "67 x no limit" in words
     assert "warmup 67 to 1 → 64 x 26, 56, 45, 1" in words
-    assert "stages 0 to 66" in words
 
 
 @pytest.mark.parametrize(
