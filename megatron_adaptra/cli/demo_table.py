@@ -7,10 +7,10 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.view import gain
 from megatron_adaptra.view.findings import all_reduce_detail, equalities, shares_line
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.summary import Summary
 
 
@@ -39,7 +39,7 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
             assert stock is not None  # known where arms are compared
             assert ours is not None
             table.add_row(f"  {word}", f"{stock:.0f}", f"{ours:.0f}", f"{stock / ours:.2f} x")
-        peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
+        peaks = [brief(arm["peak_in_flight"] or []) for arm in arms]
         if any(peaks):
             table.add_row("  most microbatches in flight", *peaks, "")
     console.print(table)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.view import gain
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Curve, Mark
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Shares, Summary
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
@@ -156,7 +156,7 @@ def peak_in_flight(report: Report, arm: ArmReport) -> str:
     """Return the peak of microbatches per stage, from the summary, else from a timeline."""
     stated = report.summary["arms"][arm.name]["peak_in_flight"]
     timeline = arm.measured or arm.predicted
-    return ranges(stated or (timeline.peak_in_flight() if timeline is not None else ()))
+    return brief(stated or (timeline.peak_in_flight() if timeline is not None else ()))
 
 
 def peak_bytes(summary: Summary, arm: str) -> str:
@@ -168,7 +168,7 @@ def peak_bytes(summary: Summary, arm: str) -> str:
         return ""
     held = memory["measured_peak_bytes"] if arm == "adaptra" else None
     peaks = summary["arms"][arm]["peak_in_flight"] or ()
-    return ranges([size(round(one)) for one in held or _bytes(peaks, memory)])
+    return brief([size(round(one)) for one in held or _bytes(peaks, memory)])
 
 
 def row_noun(summary: Summary) -> str:
@@ -246,7 +246,7 @@ def all_reduce_detail(one: AllReduce) -> str:
         ("predicted", one["predicted_ms"]),
         ("measured", one["measured_ms"]),
     )
-    text = f"{one['before']} → {one['after']}; ranks {ranges(one['ranks'])}"
+    text = f"{one['before']} → {one['after']}; ranks {brief(one['ranks'])}"
     return text + (f"; after the last arrival {times}" if times else "")
 
 

@@ -21,7 +21,14 @@ from megatron_adaptra.cli.output import (
     say,
     show_table,
 )
-from megatron_adaptra.cli.replicas.figures import EXPLAINED, headline, move_table, plan_json
+from megatron_adaptra.cli.replicas.figures import (
+    EXPLAINED,
+    decision,
+    headline,
+    in_table,
+    move_table,
+    plan_json,
+)
 from megatron_adaptra.cli.replicas.shares import shares_json
 from megatron_adaptra.cli.replicas.source import (
     MOVES,
@@ -31,7 +38,6 @@ from megatron_adaptra.cli.replicas.source import (
     chosen_move,
     plan_within,
 )
-from megatron_adaptra.cli.replicas.words import decision, in_table
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.plan.shares.counts import shares_in_words

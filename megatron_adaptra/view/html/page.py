@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_adaptra.view.bars import Gantt, legend_keys
-from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.charts import Curve, XYChart, xy_chart_svg
 from megatron_adaptra.view.html.style import CSS
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.svg.charts import xy_chart_svg
 from megatron_adaptra.view.theme import REPLAN
 
 _REPLAN = Curve("replan", REPLAN, (), dashed=True)  # of a chart's marks, for its legend

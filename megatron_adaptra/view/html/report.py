@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.view import findings, gain
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.charts import XYChart
@@ -16,7 +17,6 @@ from megatron_adaptra.view.html.page import (
     tiles,
 )
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
 from megatron_adaptra.view.svg.gantt import gantt_svg
@@ -129,7 +129,7 @@ def _which_plan(report: Report) -> str:
     when = f"{first} to {last}" if first < last else f"{first}"
     return (
         f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran "
-        f"{ranges(compared['warmup'])} forwards per {findings.row_noun(report.summary)} before its "
+        f"{brief(compared['warmup'])} forwards per {findings.row_noun(report.summary)} before its "
         "first backward (the warmup)."
     )
 
@@ -244,7 +244,7 @@ def _replans(report: Report) -> str:
 def _replan_detail(one: Replan) -> str:
     before, after, parts = one["warmup_before"], one["warmup_after"], []
     if before and after and "warmup" not in one["why"]:
-        parts.append(f"warmup {ranges(before)} → {ranges(after)}")
+        parts.append(f"warmup {brief(before)} → {brief(after)}")
     parts.append(f"predicted {number(one['predicted_ms'])} ms")
     if one["measured_ms"] is not None:
         parts.append(f"measured {number(one['measured_ms'])} ms")
@@ -283,4 +283,4 @@ def _footer(report: Report) -> str:
 
 def _words(value: object) -> str:
     """Return a list as text without brackets, and any other value as it prints."""
-    return ranges(value) if isinstance(value, (list, tuple)) else str(value)
+    return brief(value) if isinstance(value, (list, tuple)) else str(value)

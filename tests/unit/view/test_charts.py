@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from megatron_adaptra.view.charts import Curve, Mark, XYChart
+from megatron_adaptra.view.charts import Curve, Mark, XYChart, xy_chart_svg
 from megatron_adaptra.view.html.page import (
     charts_row,
     curves_legend,
@@ -16,7 +16,6 @@ from megatron_adaptra.view.html.page import (
     table,
     tiles,
 )
-from megatron_adaptra.view.svg.charts import xy_chart_svg
 from megatron_adaptra.view.theme import SLOW_PHASE
 
 SVG = "{http://www.w3.org/2000/svg}"
