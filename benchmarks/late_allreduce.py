@@ -30,14 +30,19 @@ from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.emulate.rules import parse_port_rules
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
-from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, SHARDED, AllReduce
+from megatron_adaptra.model.all_reduce_forms import (
+    ALGORITHMS,
+    SHARDED,
+    AllReduce,
+    best_shard_pieces,
+)
 from megatron_adaptra.netlab.ports import PORT_MTU
+from megatron_adaptra.plan.reductions.builders import sharded_plan
 from megatron_adaptra.plan.reductions.sized import (
     FEWEST_RANKS,
     MESSAGE,
     for_gradients,
     for_shards,
-    sharded,
     sized,
 )
 from megatron_adaptra.sim.ports import Ports, run_on_ports
@@ -85,7 +90,10 @@ class Job:
         job = AllReduce(
             self.ranks, nbytes, max(ports.out), ports.delay, MESSAGE, math.inf, ports.turn
         )
-        return sharded(self.goal, name, job) if halves else sized(name, job, self.late_ranks)
+        if halves:
+            cut = best_shard_pieces(name, job)
+            return sharded_plan(self.goal, name, self.ranks, cut)
+        return sized(name, job, self.late_ranks)
 
     def predicted(self, plan: CollectivePlan, nbytes: int, late: float) -> float:
         """Milliseconds by the clock of ports; nan where no rate is known."""

@@ -47,13 +47,13 @@ def number(text: str) -> float:
     return float(text)
 
 
-def brief(values: Iterable[float], most: int = 40, whole: bool = False) -> str:
+def brief(values: Iterable[object], most: int = 40, whole: bool = False) -> str:
     """Write the `values` of all stages in about `most` characters at the most.
 
     With commas between where that fits, else equal neighbours as `26 x 64`, else not all of them,
     unless they have to be there as a `whole`.
     """
-    words = [f"{value:g}" for value in values]
+    words = [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
     if len(text := ",".join(words)) <= most:
         return text
     runs = [(word, len(list(same))) for word, same in groupby(words)]

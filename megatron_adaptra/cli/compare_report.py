@@ -11,12 +11,12 @@ from megatron_adaptra.base.units import size
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.cli.plugin import DEFAULT as PLUGIN
-from megatron_adaptra.cli.plugin import flags_of, kept_in_words, stays_stock
+from megatron_adaptra.cli.plugin import flags_of, kept_in_words
 from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.page import charts_row, header, page, section, table, tiles
+from megatron_adaptra.view.html.page import charts_row, header, page, section, table
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
@@ -104,7 +104,6 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
             headline(result, outcome),
             [in_words(result.conditions), *leads(result, outcome)],
         ),
-        tiles(_tiles(result, outcome)),
         charts_row(charts(result, share)),
         section(
             "Every policy within every budget",
@@ -210,28 +209,4 @@ def charts(result: Comparison, share: float) -> list[XYChart]:
         )
         title, axis = "How much delay a given memory hides", "delay hidden, ms"
         out.append(XYChart(title, _AXIS, axis, lines, names, note))
-    return out
-
-
-def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
-    stock, default, out = outcome.stock, outcome.default, []
-    named = [(f"with {PLUGIN}", default), (f"stock Megatron ({outcome.stock_name})", stock)]
-    if stays_stock(default, stock):
-        named = [(" and ".join(name for name, _ in named), stock)]
-    for name, plan in named:
-        if plan is not None:
-            holds = f"{name}, holds {number(max(plan.peak_in_flight))} microbatches"
-            if outcome.activation_bytes:
-                held = zip(plan.peak_in_flight, outcome.activation_bytes, strict=True)
-                holds += f", {size(max(count * each for count, each in held))}"
-            out.append((ms(plan.predicted), holds))
-    runs = [row for row in result.adaptive if _runs(row, result)]
-    if runs:
-        best = min(runs, key=lambda row: row.unlimited.seconds)
-        words = f"with {_flags(best, result)}, holds {number(best.unlimited.peak)} microbatches"
-        each = set(outcome.activation_bytes or ())
-        if len(each) == 1:
-            words += f", {size(best.unlimited.peak * each.pop())}"
-        out.append((ms(best.unlimited.seconds), words))
-    out.append((ms(result.bound), "lower bound: what no schedule can beat"))
     return out

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from megatron_adaptra.base.errors import BadInput, line_of
-from megatron_adaptra.base.units import number, whole
+from megatron_adaptra.base.units import brief, number, whole
 from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
@@ -28,7 +28,6 @@ from megatron_adaptra.demo.options import (
 )
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.summary import Summary
 
 _Flag = tuple[Any, str | None, str]  # its type, list, bool or choices; its value; its help
@@ -217,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
         def on_progress(step: dict[str, Any]) -> None:
             phase = next(n for n, (_, end) in options.phases.items() if step["iteration"] < end)
             now = "  ".join(f"{arm} {ms:.0f} ms" for arm, ms in step["ms"].items())
-            warmup = ranges(step["warmup"])
+            warmup = brief(step["warmup"])
             progress.update(
                 task, advance=1, description=f"{phase:9}", now=f"{now}  warmup {warmup}"
             )

@@ -7,36 +7,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.view import gain
-from megatron_adaptra.view.findings import (
-    equalities,
-    memory_table,
-    peak_bytes,
-    row_noun,
-    shares_line,
-)
-from megatron_adaptra.view.ranges import ranges
+from megatron_adaptra.view.findings import all_reduce_detail, equalities, shares_line
 from megatron_adaptra.view.summary import Summary
-
-
-def _show_memory(summary: Summary, console: Console) -> None:
-    """Print the table of the executor's activations in the slow phase, by stage or worker."""
-    head, rows = memory_table(summary)
-    whole = [[name, *others] for name, others in (("", head), *rows)]
-    wide = sum(3 + max(map(len, column)) for column in zip(*whole, strict=True))
-    if wide >= console.width:
-        head, rows = memory_table(summary, most=1)
-    if not rows:
-        return
-    row = row_noun(summary)
-    table = Table(title=f"Activations of adaptra, {row} by {row}")
-    table.add_column("")
-    for name in head:
-        table.add_column(name, justify="right")
-    for name, cells in rows:
-        table.add_row(name, *cells)
-    console.print(table)
 
 
 def show(summary: Summary, options: DemoOptions, console: Console) -> None:
@@ -64,13 +39,10 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
             assert stock is not None  # known where arms are compared
             assert ours is not None
             table.add_row(f"  {word}", f"{stock:.0f}", f"{ours:.0f}", f"{stock / ours:.2f} x")
-        peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
+        peaks = [brief(arm["peak_in_flight"] or []) for arm in arms]
         if any(peaks):
             table.add_row("  most microbatches in flight", *peaks, "")
-        if any(held := [peak_bytes(summary, name) for name in summary["arms"]]):
-            table.add_row("  activations of these", *held, "")
     console.print(table)
-    _show_memory(summary, console)
     for replan in summary["replans"]:
         measured = replan["measured_ms"]
         console.print(
@@ -80,17 +52,8 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
             highlight=False,
         )
     for one in summary["all_reduces"]:
-        after = ", ".join(
-            f"{word} {ms:.0f} ms"
-            for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
-            if ms
-        )
-        console.print(
-            f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
-            f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
-            f"ms, {after})",
-            highlight=False,
-        )
+        line = f"gradients from iteration {one['iteration']} on: {one['why']}"
+        console.print(f"{line} ({all_reduce_detail(one)})", highlight=False)
     for shares in summary["shares"]:
         console.print(shares_line(shares), highlight=False)
     changes = summary["replans"] or summary["all_reduces"] or summary["shares"]

@@ -16,7 +16,7 @@ from megatron_adaptra.base.errors import BadFile, BadInput, MissingPackage
 from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import add_job, in_words, title_of
-from megatron_adaptra.cli.output import console, print_json, progress, write, writing
+from megatron_adaptra.cli.output import print_json, progress, write, writing
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wants_shares
 from megatron_adaptra.cli.replicas.source import replica_plan_from
@@ -33,7 +33,7 @@ from megatron_adaptra.view.drawing import (
     drawing_png,
     drawing_svg,
 )
-from megatron_adaptra.view.schedule_drawing import schedule_drawing
+from megatron_adaptra.view.pipeline import pipeline_gantt
 
 PICTURES = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
 SUFFIX = {**PICTURES, "plan": ".plan"}  # the text form of what is drawn
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         written = {kind: str(path) for kind, path in files.items() if kind not in missing}
         print_json({**drawn.data, "files": written})
     elif out is None:
-        _print(drawn, formats[0], args.width)
+        print(_text(drawn, formats[0], args.width, to_file=False), end="")
     else:
         for kind, path in files.items():
             if kind not in missing:
@@ -132,7 +132,8 @@ def _schedule(args: argparse.Namespace) -> _Drawn:
     job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
-    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
+    gantt = pipeline_gantt(timeline, timeline.makespan, several)
+    drawing = Drawing(name, job, why, gantt, plan.lower_bound)
     data = {
         "policy": plan.schedule.policy,
         "why": why,
@@ -194,7 +195,7 @@ def _no_times(args: argparse.Namespace) -> bool:
     return bool(args.schedule and not args.profile) and all(vars(args)[k] is None for k in times)
 
 
-def _text(drawn: _Drawn, kind: str, width: int | None) -> str:
+def _text(drawn: _Drawn, kind: str, width: int | None, to_file: bool = True) -> str:
     drawing = drawn.drawing
     if kind == "plan":
         return drawn.text
@@ -204,12 +205,9 @@ def _text(drawn: _Drawn, kind: str, width: int | None) -> str:
         return drawing_html(drawing, width or WIDTH)
     if kind == "trace":
         return json.dumps(chrome_trace({drawing.name: drawing.gantt}), allow_nan=False) + "\n"
-    return _ascii(drawing, width or _TEXT_WIDTH)
-
-
-def _ascii(drawing: Drawing, width: int, colour: bool = False) -> str:
-    rows = ascii_gantt(drawing.gantt, width, colour)
-    return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.gantt, colour)}\n"
+    terminal = min(max(LEAST_WIDTH, shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns), _WIDEST)
+    rows = ascii_gantt(drawing.gantt, width or (_TEXT_WIDTH if to_file else terminal))
+    return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.gantt)}\n"
 
 
 def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
@@ -223,21 +221,3 @@ def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
     except ImportError:
         return False
     return True
-
-
-def _print(drawn: _Drawn, kind: str, width: int | None) -> None:
-    """Print the picture; one of text as wide as the terminal, in colour where that has colours."""
-    if kind != "ascii":
-        print(_text(drawn, kind, width), end="")
-        return
-    from rich.text import Text
-
-    screen = console()
-    terminal = shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns
-    wide = width or min(max(LEAST_WIDTH, terminal), _WIDEST)
-    if screen.is_terminal and screen.color_system and not screen.no_color:
-        screen.print(
-            Text.from_ansi(_ascii(drawn.drawing, wide, colour=True)), soft_wrap=True, end=""
-        )
-    else:
-        print(_ascii(drawn.drawing, wide), end="")

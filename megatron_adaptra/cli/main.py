@@ -30,7 +30,7 @@ from megatron_adaptra.base.errors import (
 )
 from megatron_adaptra.cli.old import renewed
 
-# Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
+# Each but `run` is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> status.
 COMMANDS = ("demo", "doctor", "run", "plan", "compare", "simulate", "draw", "bench", "netlab")
 
 
@@ -151,6 +151,10 @@ def _parser(
     parser.add_argument("-V", "--version", action="version", version=f"adaptra {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in commands:
+        if name == "run":  # main() hands its words on as they are
+            about = "run a Megatron script with the plugin's --adaptra flags"
+            subparsers.add_parser("run", help=about)
+            continue
         import_module(f"megatron_adaptra.cli.{name}").add_parser(subparsers)
     return parser, subparsers.choices
 

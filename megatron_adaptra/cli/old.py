@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from megatron_adaptra.cli.output import note
+from megatron_adaptra.emulate.scenario import is_file
+from megatron_adaptra.emulate.slow import rules_in
 
 # Of a key of a profile, or of the flag of that name: one of its entries, `1.2` or `1.2:2x`, as a
 # rule of `slow`.
@@ -93,9 +95,9 @@ def renewed(words: Sequence[str], command: str | None) -> list[str]:
     return out
 
 
-# Of the demo: flags that take one value, those that take entries with commas between, and rules.
+# Of the demo: flags that take one value, those that take rules without a period, and with one.
 _ONE = ("--delay", "--bandwidth", "--from-iteration", "--to-iteration")
-_ENTRIES = ("--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica")
+_RULE_LISTS = ("--slow-worker", "--slow-path", "--late-rank", "--slow-replica")
 _WHOLE_RUN = ("--emulate-link", "--emulate-worker", "--host")
 
 
@@ -106,7 +108,7 @@ def _renewed_demo(words: Sequence[str]) -> list[str]:
     rest = list(words)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
-        if flag not in (*_ONE, *_ENTRIES, *_WHOLE_RUN, "--data-parallel"):
+        if flag not in (*_ONE, "--slow-link", *_RULE_LISTS, *_WHOLE_RUN, "--data-parallel"):
             kept.append(flag + equals + value)
             continue
         value = value if equals or not rest else rest.pop(0)
@@ -123,20 +125,19 @@ def _renewed_demo(words: Sequence[str]) -> list[str]:
         count = _value(kept, "--iterations", 60)
         first = one.get("--from-iteration", str(count // 3))
         span = f"@{first}..{one.get('--to-iteration', str(2 * count // 3))}"
-    named = {flag: [e for text in old.get(flag, []) for e in text.split(",")] for flag in _ENTRIES}
-    rules = [rule for flag in _ENTRIES[1:] for rule in named[flag]]
-    links = named["--slow-link"]
+    links = [link for text in old.get("--slow-link", []) for link in text.split(",")]
+    rules = [rule for flag in _RULE_LISTS for text in old.get(flag, []) for rule in rules_in(text)]
     stages = _value(kept, "--stages", 4)
     if not links and not rules and not any(flag in old for flag in _WHOLE_RUN):
         links = [f"{stages - 2}-{stages - 1}"]
     how = one.get("--delay") or one.get("--bandwidth") or "40ms"
     if "--delay" in one and "--bandwidth" in one:
         how += f",bandwidth={one['--bandwidth']}"
-    late = bool(named["--late-rank"])
+    late = "--late-rank" in old
     new = [f"{rule}{span}" for rule in (*(f"{link}:{how}" for link in links), *rules)]
     new += [rule if late else f"{rule}{span}" for rule in old.get("--host", [])]
     for text in (*old.get("--emulate-link", []), *old.get("--emulate-worker", [])):
-        new.append(text if "@" in text or text.endswith((".yaml", ".yml")) else f"{text}@0..")
+        new += [rule if "@" in rule or is_file(rule) else f"{rule}@0.." for rule in rules_in(text)]
     slow = [word for rule in new for word in ("--slow", rule)]
     note(f"{', '.join(old)} go with the next release: write {' '.join(slow)}")
     return [*kept, *slow]

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import AnyConditions, AnyPlan
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import parse_worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.view.ranges import ranges
 
 WARM_UP = 2  # iterations at the start that no median counts
 OFF = 0.15  # a prediction that is off by more is explained
@@ -144,7 +144,7 @@ def compare(
         last = of_phase[-1].decision
         assert last is not None
         why_not = (
-            f"The last plan (warmup {ranges(last.warmup_after)}) came into force in iteration "
+            f"The last plan (warmup {brief(last.warmup_after)}) came into force in iteration "
             f"{last.iteration} and ran no whole iteration of the phase; what is compared and drawn "
             f"is the plan before it."
         )

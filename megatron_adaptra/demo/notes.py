@@ -26,18 +26,6 @@ def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machin
             f"Interrupted by {interrupted} after {ran} of {options.iterations} iterations: "
             f"all figures are of these."
         )
-    if options.reroute == "auto" and options.dropout:
-        notes.append(
-            "While single microbatches move between replicas dropout falls on other values than "
-            "in stock, by iteration and home: losses and parameters then differ by more than "
-            "rounding. Without --dropout they can be compared."
-        )
-    if options.sync != "full" and options.dropout:
-        notes.append(
-            "Where replicas run other numbers of microbatches dropout falls on other values than "
-            "in stock: losses and parameters then differ by more than rounding. Without --dropout "
-            "they can be compared."
-        )
     if options.op_times > 1:
         notes.append(
             f"{options.world} ranks have no core each, and replicas that wait for a core are "
@@ -47,7 +35,7 @@ def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machin
     rates = [rule.bandwidth for rule in options.slowness.link_rules]
     if options.emulate and min(rates, default=math.inf) < math.inf:
         notes.append(_of_bytes(options.message_bytes, min(rates), "the slow link"))
-    if thin := [] if options.late_ranks else options.port_rules:
+    if thin := [] if options.slowness.late_ranks else options.port_rules:
         rate = min(rule.rate for rule in thin)
         notes.append(_of_bytes(options.message_bytes, rate, "the slow port"))
     others = {name: load["others"] for name, load in machine["cpu_share"].items()}

@@ -116,7 +116,7 @@ class DemoOptions:
         self._check_slow_replicas()
         self._check_reroute()
         if not self.op_times:
-            shared = self.slow_replicas and self.emulate
+            shared = self.slowness.slow_replicas and self.emulate
             self.op_times = op_times(self.world) if shared else 1.0
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
@@ -129,7 +129,8 @@ class DemoOptions:
             allowed = "it has to be a multiple of the 4 attention heads"
             raise BadInput("--hidden-size", self.hidden_size, allowed)
         if self.dropout is None:
-            self.dropout = 0.0 if self.reroute == "auto" or self.slow_replicas else DROPOUT
+            moves = self.reroute == "auto" or self.slowness.slow_replicas
+            self.dropout = 0.0 if moves else DROPOUT
         if not 0 <= self.dropout < 1:
             raise BadInput("--dropout", self.dropout, "it has to be from 0 up to, not including, 1")
         for name, known in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
@@ -148,7 +149,7 @@ class DemoOptions:
 
     def _check_slow_replicas(self) -> None:
         """Raise BadInput where no microbatches of slow replicas can be shared out."""
-        given = ",".join(self.slow_replicas)
+        given = ",".join(self.slowness.slow_replicas)
         if given and self.chunks > 1:
             allowed = "with several --chunks per stage microbatches are not shared out"
             raise BadInput(FLAG, given, allowed)
@@ -170,7 +171,8 @@ class DemoOptions:
             allowed = f"with several chunks it has to be a multiple of the {self.stages} stages"
             raise BadInput("--microbatches", self.microbatches, allowed)
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
-        moves = self.reroute == "auto" or (not self.reroute and self._slows_workers and self._helps)
+        moves = not self.reroute and bool(self.slowness.slow_workers) and self._helps
+        moves = moves or self.reroute == "auto"
         self.engine = self.engine or ("executor" if needed or moves else "native")
         if self.engine == "native" and needed:
             allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
@@ -184,35 +186,12 @@ class DemoOptions:
         )
 
     @property
-    def from_iteration(self) -> int:
-        """The first iteration of the slow phase."""
-        return self.slowness.first
-
-    @property
-    def to_iteration(self) -> int:
-        """The iteration after the slow phase."""
-        return self.slowness.end
-
-    @property
-    def late_ranks(self) -> list[str]:
-        """The rules of ranks that come late to their gradients: `2:30ms`."""
-        return self.slowness.late_ranks
-
-    @property
-    def slow_replicas(self) -> list[str]:
-        """The rules of replicas all of whose workers get slow: `2:2x`."""
-        return self.slowness.slow_replicas
-
-    @property
-    def _slows_workers(self) -> bool:
-        return bool(self.slowness.slow_workers)
-
-    @property
     def _helps(self) -> bool:
         """True where one plan for all replicas is possible, and may help against what is slow."""
         possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
-        possible = possible and not self.slow_replicas
-        return possible and self.emulate and (self._slows_workers or bool(self.slowness.slow_paths))
+        slow = self.slowness
+        helps = bool(slow.slow_workers or slow.slow_paths) and not slow.slow_replicas
+        return possible and self.emulate and helps
 
     def _check_reroute(self) -> None:
         if not self.reroute:
@@ -294,7 +273,8 @@ class DemoOptions:
     def sync(self) -> str:
         """The setting `sync` of the plugin's arm: as in the file of `config`, or as needed."""
         given = load_yaml(Path(self.config)) if self.config else {}
-        return str(given.get("sync", "share" if self.slow_replicas and self.emulate else "full"))
+        shares = self.slowness.slow_replicas and self.emulate
+        return str(given.get("sync", "share" if shares else "full"))
 
     @property
     def sync_counts(self) -> str:
@@ -320,7 +300,7 @@ class DemoOptions:
         """The phases: name -> first iteration and the one after the last."""
         if not self.emulate:
             return {"measured": (self.iterations // 2, self.iterations)}
-        a, b = self.from_iteration, self.to_iteration
+        a, b = self.slowness.first, self.slowness.end
         phases = {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}
         return {name: span for name, span in phases.items() if span[0] < span[1]}
 

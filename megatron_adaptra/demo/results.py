@@ -13,15 +13,10 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.remedy import PlanRemedy
 from megatron_adaptra.adapt.shares.remedy import ShareDecision
-from megatron_adaptra.demo.all_reduces import (
-    GroupReductions,
-    drawn_reduction,
-    entries,
-    why_native,
-)
 from megatron_adaptra.demo.comparison import (
     WARM_UP,
     Comparison,
@@ -29,11 +24,11 @@ from megatron_adaptra.demo.comparison import (
     compare,
 )
 from megatron_adaptra.demo.cpu_load import Sample, load_of
+from megatron_adaptra.demo.decided import reduction_entries, share_entries
 from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.phase_times import phase_times
 from megatron_adaptra.demo.rounding import Differences
-from megatron_adaptra.demo.shares import drawn_shares, share_entries
 from megatron_adaptra.ir.conditions import null_if_infinite
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
@@ -73,7 +68,7 @@ class RankResult:
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
     that may be drawn. `apart`: both arms' parameters, see `Arm.apart`. `counted`: the iterations
     whose activations were measured in bytes.
-    `reductions`: of the data-parallel groups whose first rank this is.
+    `reductions`: in force, of the data-parallel groups whose first rank this is.
     `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
@@ -85,7 +80,7 @@ class RankResult:
     counted: list[tuple[int, Memory]]
     samples: list[Sample]
     kernel: str
-    reductions: list[GroupReductions]
+    reductions: list[ReductionDecision]
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,6 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
     machine = _machine(ranks, phases, comparison)
-    groups = [group for rank in ranks for group in rank.reductions]
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     predictions = of_predictions(
         run.decisions, lived, samples, kernels, comparison, arms, planner.delays
@@ -162,8 +156,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         options, ranks, run, iteration_ms, phases, arms, comparison,
         None if comparison is None else _memory(controller, shown, comparison),
         machine,
-        [*why_native(groups, options), *of_the_run(options, run.interrupted, ran, machine),
-         *predictions],
+        [*of_the_run(options, run.interrupted, ran, machine), *predictions],
     )  # fmt: skip
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
@@ -174,18 +167,12 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
-    phase = phases[key_phase(phases)]
-    simulated = (
-        drawn_reduction(groups, phase),
-        drawn_shares(run.shares, summary["shares"], phase),
-    )
     report = Report(
         title=f"A GPT through {pipelines} with a {slow_noun(summary['config'])}",
         summary=summary,
         arms=arms,
         phases=phases,
         link_delay_ms=_delays_ms(planner.delays),
-        simulated=[one for one in simulated if one is not None],
     )
     out.joinpath("report.html").write_text(report_html(report))
 
@@ -335,8 +322,7 @@ def _summary(
             return None
         return medians[of][phase]["iteration_ms"] / medians[to][phase]["iteration_ms"]
 
-    groups = [group for rank in ranks for group in rank.reductions]
-    reduced = entries(groups)
+    reduced = reduction_entries([one for rank in ranks for one in rank.reductions])
     shares = share_entries(run.shares, iteration_ms["adaptra"], [end for _, end in phases.values()])
     changed = bool(shares) or bool(options.sync_counts)
     differences = Differences.between(
@@ -345,10 +331,11 @@ def _summary(
         reduced=bool(reduced) or options.allreduce not in ("native", "auto"),
         shared=changed,
     )  # fmt: skip
-    onset = options.from_iteration if options.emulate else 0
+    slow = options.slowness
+    onset = slow.first if options.emulate else 0
     plans = [(one.detected, one.iteration) for one in run.decisions]
     adapts, made, more = options.policy == "adaptive", plans, list[tuple[int, int]]()
-    if options.slow_replicas and options.emulate:
+    if slow.slow_replicas and options.emulate:
         adapts = options.sync != "full" and not options.sync_counts
         made = [(s["detected"], s["iteration"]) for s in shares]
         more = plans  # cheaper remedies may be enough
@@ -361,11 +348,11 @@ def _summary(
     return {
         "config": {
             **{name: getattr(options, name) for name in _SHAPE},
-            **{name: getattr(options.slowness, name) if options.emulate else [] for name in _SLOW},
-            "hosts": options.slowness.port_texts if options.late_ranks else [],
+            **{name: getattr(slow, name) if options.emulate else [] for name in _SLOW},
+            "hosts": slow.port_texts if slow.late_ranks else [],
             "message_bytes": options.message_bytes,
-            "from_iteration": options.from_iteration if options.emulate else None,
-            "to_iteration": options.to_iteration if options.emulate else None,
+            "from_iteration": slow.first if options.emulate else None,
+            "to_iteration": slow.end if options.emulate else None,
             **{name: getattr(options, name) for name in _PLANS},
             "activation_budget": options.activation_budget or "none",
             "precision": options.precision,

@@ -27,25 +27,21 @@ from typing import Any
 
 from megatron_adaptra.adapt.leader import Leader, planner_of
 from megatron_adaptra.adapt.loop import Loop
-from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.base.errors import AdaptraError, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.config import AdaptraConfig, load_yaml
-from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import Sample, kernel
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, write
-from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.slow import MIN_GAIN
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.launch.failures import recorded
 from megatron_adaptra.measure.host_use import MachineTime
-from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.view.findings import key_phase
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
@@ -91,6 +87,14 @@ def _end(text: str) -> None:
     """End the process at once, even while a thread is blocked inside a library."""
     log_line(text)
     os._exit(1)
+
+
+def _decided(loop: Loop[Any] | None) -> list[Any]:
+    """Return the decisions of the `loop` that came into force, at the end of a run."""
+    if loop is None:
+        return []
+    loop.drain()
+    return list(loop.log.in_force)
 
 
 class _Demo:
@@ -178,7 +182,6 @@ class _Demo:
         self.session.reports.keep_records = range(1, self.end_of_phase)
         self.start: Schedule | None = None  # rank 0: the run begins with it
         self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
-        self.known: list[Figures | None] | None = None  # of all-reduces, at that end
         self.interrupted = ""  # the name of the signal that ended the run
         self.samples: list[Sample] = []
         self.decisions: list[PlanDecision] = []  # rank 0: those that came into force
@@ -191,7 +194,7 @@ class _Demo:
 
         They do so in the iterations that the options name, in stock Megatron's arm and ours alike.
         """
-        iterations = range(self.options.from_iteration, self.options.to_iteration)
+        iterations = range(self.options.slowness.first, self.options.slowness.end)
 
         def late(*args: Any, **kwargs: Any) -> Any:
             if self.iteration in iterations:
@@ -205,7 +208,7 @@ class _Demo:
         gc.freeze()  # what start-up made stays: collections during iterations get short
         options = self.options
         # Where it shows how long an iteration is, those of the other arm are not in between.
-        alone = options.emulate and not options.netlab and not options.late_ranks
+        alone = options.emulate and not options.netlab and not options.slowness.late_ranks
         alone = alone and options.sync == "full"
         turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None
@@ -235,12 +238,7 @@ class _Demo:
         self.samples.append(Sample(iteration, time.process_time(), machine))
 
     def _look(self, iterations: range) -> None:
-        """Keep, on rank 0, the plan that the run begins with, and the end of the phase drawn.
-
-        There the first rank of a data-parallel group keeps the group's figures, too.
-        """
-        if self.end_of_phase - 1 in iterations:
-            self.known = known_now(self._loops())
+        """Keep, on rank 0, the plan that the run begins with, and the end of the phase drawn."""
         leader = self._controller
         if self.rank != 0 or not isinstance(leader, Leader):
             return
@@ -250,10 +248,6 @@ class _Demo:
         if self.end_of_phase - 1 in iterations and self.options.sync == "full":
             leader.loop.drain()
             self.at_end = Outlook.now(leader)
-
-    def _loops(self) -> list[Loop[ReductionRemedy]]:
-        """Return the loops that choose all-reduces for the groups whose first rank this is."""
-        return [loop for reduction in self.activation.reductions for loop in reduction.loops]
 
     def _barrier(self, phase: str) -> None:
         """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
@@ -357,6 +351,7 @@ class _Demo:
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }
+        loops = [loop for reduction in self.activation.reductions for loop in reduction.loops]
         mine = RankResult(
             stage=self.session.stage,
             seconds=self.seconds,
@@ -366,7 +361,7 @@ class _Demo:
             counted=self.session.reports.counted,
             samples=self.samples,
             kernel=kernel(),
-            reductions=GroupReductions.of(self._loops(), self.known),
+            reductions=[decision for loop in loops for decision in _decided(loop)],
         )
         gathered: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(gathered, mine)
@@ -375,10 +370,11 @@ class _Demo:
             at_end = self.at_end
             if at_end is None and self.options.sync == "full":
                 at_end = Outlook.now(controller)
+            shares = self.activation.shares
             run = Run(
                 losses, self.decisions, self.start, at_end,
                 self.session.context.workers, self.session.context.replicas, self.gpt.versions(),
-                self.interrupted, found_shares(self.activation.shares),
+                self.interrupted, _decided(None if shares is None else shares.loop),
             )  # fmt: skip
             write(self.options, gathered[: self.options.world], run, controller)
 

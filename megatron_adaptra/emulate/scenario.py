@@ -62,6 +62,11 @@ def _ends(text: str) -> int:
     return 1 + max(map(int, numbers), default=0)
 
 
+def is_file(rule: str) -> bool:
+    """Return whether `rule` is the name of a scenario file."""
+    return rule.endswith((".yaml", ".yml"))
+
+
 def texts_of(rules: Sequence[str], flag: str, of: str = "links") -> list[tuple[str, str]]:
     """Return the texts of `rules`, each with its name in errors, which is `flag` outside of files.
 
@@ -69,7 +74,7 @@ def texts_of(rules: Sequence[str], flag: str, of: str = "links") -> list[tuple[s
     """
     out = []
     for rule in rules:
-        if rule.endswith((".yaml", ".yml")):
+        if is_file(rule):
             out += [(text, rule) for text in _scenario(Path(rule), of)]
         else:
             out.append((rule, flag))

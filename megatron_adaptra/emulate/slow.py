@@ -18,6 +18,7 @@ from pathlib import Path
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.emulate.rules import LONGEST_RULE, PERIOD, parts_of
+from megatron_adaptra.emulate.scenario import is_file, texts_of
 
 LINK, WORKER, PORT, DEAD, REPLICA, LATE = "link", "worker", "port", "dead", "replica", "late"
 KINDS = (LINK, WORKER, PORT, DEAD, REPLICA, LATE)
@@ -38,18 +39,22 @@ def sorted_rules(rules: Sequence[str], field: str) -> dict[str, list[str]]:
     """
     out: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for given in rules:
-        if given.endswith((".yaml", ".yml")):
+        if is_file(given):
             for kind, texts in _of_file(given, field).items():
                 out[kind] += texts
             continue
-        for text in _ANOTHER.split(given):
+        for text in rules_in(given):
             out[_kind(text, field)].append(text.strip())
     return out
 
 
+def rules_in(given: str) -> list[str]:
+    """Return the rules of the text `given`, where several have commas between."""
+    return [given] if is_file(given) else _ANOTHER.split(given)
+
+
 def _of_file(name: str, field: str) -> dict[str, list[str]]:
     from megatron_adaptra.config import load_yaml  # YAML is for files only
-    from megatron_adaptra.emulate.scenario import texts_of
 
     lists = {"links": LINK, "workers": WORKER}
     there = [one for one in lists if one in load_yaml(Path(name))] or ["links"]

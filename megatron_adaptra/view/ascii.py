@@ -5,14 +5,12 @@ from __future__ import annotations
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.bars import Bar, Gantt, categories_in
-from megatron_adaptra.view.theme import BOX_TEXT
 
 IDLE, MORE = ".", ">"
 LEAST_WIDTH = 32
-Piece = tuple[str, Bar | None]  # characters, and the bar that they show
 
 
-def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
+def ascii_gantt(gantt: Gantt, width: int = 100) -> str:
     """Draw one line per row, one character per slice of time; no line is wider than `width`.
 
     A bar is its text, filled up by category (`F3--`, `B3====`), or a shorter one where there is no
@@ -22,7 +20,6 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
     Args:
         gantt: what to draw.
         width: characters of the longest line, at least LEAST_WIDTH.
-        colour: with the colours of the other pictures, as escape sequences, which take no room.
 
     Raises:
         BadInput: `width` is too small.
@@ -36,56 +33,32 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
     cells = width - margin - 1
     begin, makespan = gantt.begin, gantt.makespan
     per_cell = (makespan or 1.0) / cells
-    rows: list[list[Piece]] = [[] for _ in labels]
-    used = [0] * gantt.rows
+    rows = [""] * gantt.rows
     for bar in sorted(gantt.bars, key=lambda b: b.start):
-        row, at = rows[bar.row], used[bar.row]
-        idle = IDLE * (round((bar.start - begin) / per_cell) - at)
-        at += len(idle)
-        box = _box(bar, round((bar.end - begin) / per_cell) - at)
-        row += [(idle, None), (box, bar)]
-        used[bar.row] = at + len(box)
+        row = rows[bar.row].ljust(round((bar.start - begin) / per_cell), IDLE)
+        rows[bar.row] = row + _box(bar, round((bar.end - begin) / per_cell) - len(row))
     head = f"{gantt.name}: {ms(makespan)}" if gantt.name else ms(makespan)
-    paint = _painted if colour else _plain
     lines = []
     for at, (label, row) in enumerate(zip(labels, rows, strict=True)):
-        pieces: list[Piece] = [(" " * cells, None)] if at in gantt.gone else _fit(row, cells)
-        shown = (paint(words, bar, gantt.stripe(bar)) for words, bar in pieces)
+        row = row if len(row) <= cells else row[: cells - 1] + MORE
         lines += [""] * gantt.starts_group(at)
-        lines.append(label.rjust(margin) + "".join(shown) + "|")
+        shown = row.ljust(cells, " " if at in gantt.gone else IDLE)
+        lines.append(f"{label.rjust(margin)}{shown}|")
     return "\n".join([head[:width], *lines, " " * margin + _ruler(makespan, cells)])
 
 
-def ascii_legend(gantt: Gantt, colour: bool = False) -> str:
-    """Explain the letters and fillings of `ascii_gantt` in a line of text; `colour`: as there."""
-    paint = _painted if colour else _plain
+def ascii_legend(gantt: Gantt) -> str:
+    """Explain the letters and fillings of `ascii_gantt` in a line of text."""
     parts = []
     for category in categories_in([gantt]):
         bar = Bar(0, category.sample, 0.0, 0.0, category)
-        parts.append(f"{paint(_box(bar, 4), bar)} {category.name}")
-    shading = gantt.shading
+        parts.append(f"{_box(bar, 4)} {category.name}")
+    shading, groups = gantt.shading, gantt.groups
     if shading and any(bar.shade for bar in gantt.bars):
-        light = Bar(0, "", 0.0, 0.0, shading.category, shade=1)
-        shown = (paint(words, light) for words in shading.samples)
-        parts.append(f"{' or '.join(shown)} {shading.meaning}")
-    owners, groups = gantt.owners(), gantt.groups
-    if groups and owners:
-        first = Bar(0, "", 0.0, 0.0, categories_in([gantt])[0], owner=owners[0])
-        shown = (paint(words, first, gantt.stripe(first)) for words in groups.samples)
-        parts.append(f"{' or '.join(shown)} of another {groups.noun}")
+        parts.append(f"{' or '.join(shading.samples)} {shading.meaning}")
+    if groups and gantt.owners():
+        parts.append(f"{' or '.join(groups.samples)} of another {groups.noun}")
     return "   ".join(parts)
-
-
-def _fit(row: list[Piece], cells: int) -> list[Piece]:
-    """Cut or fill the row to as many characters as there are cells."""
-    room, out = cells, []
-    for words, bar in row:
-        out.append((words[:room], bar))
-        room -= len(words)
-        if room < 0:
-            words, bar = next(piece for piece in reversed(out) if piece[0])
-            return [*[p for p in out if p[0]][:-1], (words[:-1] + MORE, bar)]
-    return [*out, (IDLE * room, None)]
 
 
 def _box(bar: Bar, size: int) -> str:
@@ -93,23 +66,6 @@ def _box(bar: Bar, size: int) -> str:
     texts = bar.plain or (bar.label, bar.label[:1])
     text = next((text for text in texts if len(text) <= size), texts[-1])
     return text.ljust(size, bar.category.filling)
-
-
-def _plain(words: str, bar: Bar | None, stripe: str | None = None) -> str:
-    return words
-
-
-def _painted(words: str, bar: Bar | None, stripe: str | None = None) -> str:
-    """Write dark on the bar's colour, or bold in its stripe's; blanks replace the fillings."""
-    if bar is None:
-        return words.replace(IDLE, " ")
-    words = words.replace(bar.category.filling, " ")
-    codes = [
-        f"{layer};2;" + ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
-        for layer, colour in ((48, bar.fill), (38, stripe or BOX_TEXT))
-    ]
-    codes += ["1"] * bool(stripe)
-    return f"\x1b[{';'.join(codes)}m{words}\x1b[0m" if words else ""
 
 
 def _ruler(seconds: float, cells: int) -> str:

@@ -1,25 +1,24 @@
-"""One Gantt as a picture of its own, SVG, page or PNG; or several on one scale as a page."""
+"""One Gantt as a picture of its own: SVG, page or PNG."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.html.page import Table, gantt_legend, header, page, section, table, tiles
+from megatron_adaptra.view.html.page import gantt_legend, header, page, section
 from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
-WIDTH, LOW_ROW = 1160, 18  # pixels
+WIDTH = 1160  # pixels
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing holds a Gantt, and the words and figures around it.
+    """A drawing holds a Gantt, and the words around it.
 
     Args:
         name: of the subject, such as a policy.
@@ -28,8 +27,6 @@ class Drawing:
         gantt: its bars.
         bound: seconds that nothing beats; None where that is not known.
         title: stands over the Gantt on a page.
-        figures: the most important ones, as text, each with its meaning: `("12 ms", "a step")`.
-        table: the other figures, shown on a page only; None for none.
         length: seconds of the subject, where the Gantt shows something longer beside it; None for
             the Gantt's own.
     """
@@ -39,9 +36,7 @@ class Drawing:
     why: str
     gantt: Gantt
     bound: float | None = None
-    title: str = "The timeline"
-    figures: Sequence[tuple[str, str]] = ()
-    table: Table | None = None
+    title: str = "The iteration"
     length: float | None = None
 
     @property
@@ -65,23 +60,19 @@ def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
 
 
 def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
-    """A page: the Gantt, `width` pixels wide, and its figures."""
+    """A page with the Gantt, `width` pixels wide."""
     svg = gantt_svg(drawing.gantt, drawing.seconds, width=width, title=drawing.name)
     style = f"min-width:{width}px" if width > WIDTH else None  # a wider one is scrolled
-    parts = [
+    return page(
+        drawing.headline(),
         header(drawing.job, drawing.headline(), [drawing.why]),
-        tiles(drawing.figures),
         section(
             drawing.title,
             gantt_legend([drawing.gantt], drawing.seconds),
             element("div", element("div", svg, style=style), class_="scroll"),
             note="Hover over a box or a line for its times.",
         ),
-    ]
-    if drawing.table:
-        title, columns, rows = drawing.table
-        parts.append(section(title, table(columns, rows)))
-    return page(drawing.headline(), *parts)
+    )
 
 
 def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
@@ -96,43 +87,3 @@ def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
         draw_legend(figure, [gantt], drawing.seconds, (foot + tall + 0.2) / height)
 
     save(path, head + tall + foot, draw)
-
-
-def side_by_side_html(
-    name: str,
-    headline: str,
-    leads: Sequence[str],
-    figures: Sequence[tuple[str, str]],
-    gantts: Mapping[str, Gantt],
-    cells: Table,
-) -> str:
-    """The page.
-
-    Args:
-        name: of what is compared; empty for none.
-        headline: what came out.
-        leads: more sentences.
-        figures: the most important ones, as text, each with what it is.
-        gantts: by title, drawn on the scale of the longest.
-        cells: the table that stands before them.
-    """
-    longest = max((gantt.makespan for gantt in gantts.values()), default=0.0)
-    seconds = 1.02 * longest or 1.0  # with room for the last label
-    pictures = [
-        element(
-            "div", gantt_svg(gantt, seconds, width=WIDTH, row=LOW_ROW, title=title), class_="scroll"
-        )
-        for title, gantt in gantts.items()
-    ]
-    return page(
-        headline,
-        header(name, headline, leads),
-        tiles(figures),
-        section(cells.title, table(cells.columns, cells.rows)),
-        section(
-            "The iterations on one scale",
-            gantt_legend(list(gantts.values()), seconds),
-            *pictures,
-            note="Hover over a box or a line for its times.",
-        ),
-    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.view import gain
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.charts import Mark, Series, known
+from megatron_adaptra.view.charts import Curve, Mark
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Shares, Summary
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
@@ -155,7 +156,7 @@ def peak_in_flight(report: Report, arm: ArmReport) -> str:
     """Return the peak of microbatches per stage, from the summary, else from a timeline."""
     stated = report.summary["arms"][arm.name]["peak_in_flight"]
     timeline = arm.measured or arm.predicted
-    return ranges(stated or (timeline.peak_in_flight() if timeline is not None else ()))
+    return brief(stated or (timeline.peak_in_flight() if timeline is not None else ()))
 
 
 def peak_bytes(summary: Summary, arm: str) -> str:
@@ -167,37 +168,7 @@ def peak_bytes(summary: Summary, arm: str) -> str:
         return ""
     held = memory["measured_peak_bytes"] if arm == "adaptra" else None
     peaks = summary["arms"][arm]["peak_in_flight"] or ()
-    return ranges([size(round(one)) for one in held or _bytes(peaks, memory)])
-
-
-def memory_table(
-    summary: Summary, most: int = COLUMNS
-) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return columns and rows (name, cells) of activations: budget, predicted and measured peak.
-
-    A column per stage, or worker, or one for all where there are more than `most`. `summary`: what
-    summary.json holds.
-    """
-    if (memory := summary["memory"]) is None:
-        return [], []
-    rows: list[tuple[str, list[str]]] = []
-    for name, peaks, held in (
-        ("budget", memory["budget"], None),
-        ("predicted peak", memory["predicted_peak"], memory["predicted_peak_bytes"]),
-        ("measured peak", memory["measured_peak"], memory["measured_peak_bytes"]),
-    ):
-        cells = ["no limit" if one is None else f"{one:.4g}" for one in peaks]
-        rows.append((f"{name}, microbatches", cells))
-        in_bytes = [size(round(one)) for one in held or _bytes(peaks, memory)]
-        rows.append((f"{name}, bytes", in_bytes))
-    each = [size(one) for one in memory["bytes_per_microbatch"] or ()]
-    rows = [(name, cells) for name, cells in (*rows, ("one microbatch, bytes", each)) if cells]
-    stages = len(memory["budget"])
-    names = summary["workers"] or [str(stage) for stage in range(stages)]
-    if stages <= most:
-        return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
-    head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
-    return [head], [(name, [ranges(cells)]) for name, cells in rows]
+    return brief([size(round(one)) for one in held or _bytes(peaks, memory)])
 
 
 def row_noun(summary: Summary) -> str:
@@ -226,14 +197,19 @@ def replan_marks(report: Report) -> list[Mark]:
     return [Mark(at, f"{what} at iteration {at}: {why}") for what, at, why in decisions]
 
 
-def time_series(report: Report) -> list[Series]:
-    """Return a line of iteration times per arm."""
+def time_curves(report: Report) -> list[Curve]:
+    """Return a curve of iteration times per arm."""
     arms = report.summary["arms"]
-    return [
-        Series(arm.name, arms[arm.name]["iteration_ms"], arm_colour(arm.name, i))
+    curves = [
+        Curve(arm.name, arm_colour(arm.name, i), _known(arms[arm.name]["iteration_ms"]))
         for i, arm in enumerate(report.arms)
-        if known(arms[arm.name]["iteration_ms"])
     ]
+    return [curve for curve in curves if curve.points]
+
+
+def _known(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return iteration and value of the finite numbers among `values`."""
+    return [(i, value) for i, value in enumerate(values) if math.isfinite(value)]
 
 
 def _goes_back(source: str, target: str) -> bool:
@@ -242,24 +218,24 @@ def _goes_back(source: str, target: str) -> bool:
     return int(here) > int(there) if here.isdecimal() and there.isdecimal() else here > there
 
 
-def delay_series(report: Report) -> list[Series]:
-    """Return a line of delays per directed link, the way back dashed.
+def delay_curves(report: Report) -> list[Curve]:
+    """Return a curve of delays per directed link, the way back dashed.
 
     Quiet links, and all but the MOST_NAMED with the highest peaks, are grey under one name.
     """
-    links = {name: values for name, values in report.link_delay_ms.items() if known(values)}
-    peaks = {name: max(v for _, v in known(values)) for name, values in links.items()}
+    links = {name: points for name, ms in report.link_delay_ms.items() if (points := _known(ms))}
+    peaks = {name: max(ms for _, ms in points) for name, points in links.items()}
     worst = max(peaks.values(), default=0.0)
     highest = sorted(peaks, key=lambda name: -peaks[name])[:MOST_NAMED]
-    quiet: list[Series] = []
-    loud: list[Series] = []
-    for name, values in links.items():
+    quiet: list[Curve] = []
+    loud: list[Curve] = []
+    for name, points in links.items():
         source, _, target = name.partition(">")
         if worst > 0 and (peaks[name] < QUIET * worst or name not in highest):
-            quiet.append(Series("other links", values, STOCK))
+            quiet.append(Curve("other links", STOCK, points))
         else:
-            colour = OTHER[len(loud) % len(OTHER)]
-            loud.append(Series(f"{source} → {target}", values, colour, _goes_back(source, target)))
+            words, colour = f"{source} → {target}", OTHER[len(loud) % len(OTHER)]
+            loud.append(Curve(words, colour, points, dashed=_goes_back(source, target)))
     return quiet + loud
 
 
@@ -270,7 +246,7 @@ def all_reduce_detail(one: AllReduce) -> str:
         ("predicted", one["predicted_ms"]),
         ("measured", one["measured_ms"]),
     )
-    text = f"{one['before']} → {one['after']}; ranks {ranges(one['ranks'])}"
+    text = f"{one['before']} → {one['after']}; ranks {brief(one['ranks'])}"
     return text + (f"; after the last arrival {times}" if times else "")
 
 
@@ -305,8 +281,3 @@ def shares_line(one: Shares) -> str:
         f"microbatches from iteration {one['iteration']} on, {counts(one['after'])}: "
         f"{one['why']} ({shares_detail(one)})"
     )
-
-
-def measured_too(ms: float | None) -> str:
-    """Return words on the `ms` that were measured, to follow a prediction; empty for None."""
-    return "" if ms is None else f", measured {number(ms)} ms"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.summary import Summary
 
 
@@ -28,23 +27,6 @@ class ArmReport:
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """A simulated picture shows what a decision changed, before and after, on one time scale.
-
-    Args:
-        title: of the section.
-        note: a caption.
-        gantts: by their titles, from the top.
-        row: pixels of a row.
-    """
-
-    title: str
-    note: str
-    gantts: Mapping[str, Gantt]
-    row: int
-
-
-@dataclass(frozen=True)
 class Report:
     """A report holds all that its page shows; empty parts are left out.
 
@@ -54,7 +36,6 @@ class Report:
         arms: in the order in which they are drawn.
         phases: by name, the first iteration and the one after the last.
         link_delay_ms: by directed link, `2>3`, the delay measured in each iteration.
-        simulated: pictures of decisions: on an all-reduce, on the replicas' microbatches.
     """
 
     title: str
@@ -62,4 +43,3 @@ class Report:
     arms: Sequence[ArmReport]
     phases: Mapping[str, tuple[int, int]]
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    simulated: Sequence[Simulated] = ()

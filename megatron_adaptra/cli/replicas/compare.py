@@ -21,7 +21,14 @@ from megatron_adaptra.cli.output import (
     say,
     show_table,
 )
-from megatron_adaptra.cli.replicas.figures import EXPLAINED, headline, move_table, plan_json
+from megatron_adaptra.cli.replicas.figures import (
+    EXPLAINED,
+    decision,
+    headline,
+    in_table,
+    move_table,
+    plan_json,
+)
 from megatron_adaptra.cli.replicas.shares import shares_json
 from megatron_adaptra.cli.replicas.source import (
     MOVES,
@@ -30,16 +37,12 @@ from megatron_adaptra.cli.replicas.source import (
     baselines,
     chosen_move,
     plan_within,
-    untreated,
 )
-from megatron_adaptra.cli.replicas.words import decision, in_table
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.routes.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
-from megatron_adaptra.view.bars import Gantt
-from megatron_adaptra.view.drawing import side_by_side_html
-from megatron_adaptra.view.pipeline import pipeline_gantt
+from megatron_adaptra.view.html.page import header, page, section, table, tiles
 
 UNTREATED = "1F1B, untreated"
 
@@ -78,13 +81,11 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     cells = move_table(own, job, base, shares)
 
     def html() -> str:
-        return side_by_side_html(
-            title_of(args),
+        return page(
             headline(own, base),
-            leads,
-            [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
-            _gantts(own, args.sends, shares),
-            cells._replace(title="What each move gains"),
+            header(title_of(args), headline(own, base), leads),
+            tiles([(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()]),
+            section("What each move gains", table(cells.columns, cells.rows)),
         )
 
     def show() -> None:
@@ -125,19 +126,6 @@ def _shares(args: argparse.Namespace, job: Job) -> PipelineShares | None:
         return share_pipelines(job.replicas, args.sends)
     except BadInput:
         return None
-
-
-def _gantts(plan: ReplicaPlan, sends: str, shares: PipelineShares | None) -> dict[str, Gantt]:
-    conditions, shown = plan.conditions, {}
-    stock = untreated(conditions, sends)
-    if stock is not None:
-        shown[UNTREATED] = stock
-    for move in plan.moves:
-        shown[in_table(move.name)] = evaluate_replicas(move.schedule, conditions, sends)
-    timelines = {name: one.timeline for name, one in shown.items()}
-    if shares is not None:
-        timelines[SHARE] = shares.timelines()[1]
-    return {name: pipeline_gantt(one, one.makespan, conditions) for name, one in timelines.items()}
 
 
 def _budget_table(found: Sequence[Within], base: Baselines) -> Table:

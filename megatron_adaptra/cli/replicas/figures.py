@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from megatron_adaptra.base.units import size
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
 from megatron_adaptra.cli.replicas.source import SHARE, Baselines
-from megatron_adaptra.cli.replicas.words import (
-    between_replicas,
-    decision,
-    in_table,
-    one_f_one_b_peaks,
-    runs_for_others,
-)
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.routes.reroute import Move, ReplicaPlan
-from megatron_adaptra.plan.routes.words import loads
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.routes.reroute import ReplicaPlan
+from megatron_adaptra.plan.routes.words import loads, loads_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares
 
 MOST_ROWS = 32  # of the table of workers
@@ -29,6 +25,47 @@ EXPLAINED = (
     "one replica to another; more in flight: the most microbatches that a worker holds beyond "
     "1F1B's; a dearer move may make use of the cheaper ones"
 )
+
+
+def decision(move: str, schedule: Schedule) -> str:
+    """Describe the `move` of the `schedule`: the work that workers take over from others."""
+    return f"{move}: {loads_in_words(schedule) or 'nothing is moved'}"
+
+
+def in_table(move: str) -> str:
+    """The name of a `move`, for tables and pictures."""
+    return "none, best order" if move == "none" else move
+
+
+def between_replicas(schedule: Schedule) -> int:
+    """Messages of an iteration that go from one replica to another: two where a route crosses."""
+    routes, crossing = schedule.routes, 0
+    for home in range(schedule.replicas):
+        for microbatch in range(schedule.microbatches):
+            at = [routes.worker(stage, microbatch, home) for stage in range(schedule.stages)]
+            replicas = [worker // schedule.stages for worker in at]
+            crossing += sum(one != other for one, other in pairwise(replicas))
+    return 2 * crossing
+
+
+def runs_for_others(schedule: Schedule) -> list[int]:
+    """Return per worker the microbatches of other replicas that it runs in `schedule`."""
+    count = Counter(
+        worker
+        for worker, line in enumerate(schedule.order)
+        for op in line
+        if op.kind is Kind.F and op.home != worker // schedule.stages
+    )
+    return [count[worker] for worker in range(len(schedule.order))]
+
+
+def one_f_one_b_peaks(conditions: ReplicaConditions) -> list[float]:
+    """Return per worker the microbatches that 1F1B holds in flight.
+
+    `conditions`: of all workers.
+    """
+    stages, count = conditions.stages, conditions.microbatches
+    return [float(min(stages - w % stages, count)) for w in range(conditions.workers)]
 
 
 def headline(plan: ReplicaPlan, base: Baselines) -> str:
@@ -112,7 +149,7 @@ def move_table(
         text = f"{crossing}"
         if crossing and c.pipeline.message_bytes:
             text += f" ({size(crossing * c.pipeline.message_bytes)})"
-        cells = (f"{move.moved}", text, _more(move, job))
+        cells = (f"{move.moved}", text, _most_more(move.in_flight, job))
         rows.append((in_table(move.name), *_gains(move.seconds, first, base), *cells))
     if shares is not None:
         away = sum(max(0, count - c.microbatches) for count in shares.sync.counts) * c.stages
@@ -133,10 +170,6 @@ def _gains(seconds: float, first: float | None, base: Baselines) -> tuple[str, s
 
 def _times(seconds: float, faster: float) -> str:
     return f"{seconds / faster:.2f} x" if faster else ""
-
-
-def _more(move: Move, job: Job) -> str:
-    return _most_more(move.in_flight, job)
 
 
 def _most_more(peaks: Sequence[float], job: Job) -> str:

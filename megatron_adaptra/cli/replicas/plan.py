@@ -10,6 +10,7 @@ from megatron_adaptra.cli.job import Job, in_words
 from megatron_adaptra.cli.output import print_json, progress, say, show_table
 from megatron_adaptra.cli.replicas.figures import (
     EXPLAINED,
+    decision,
     headline,
     hidden,
     move_table,
@@ -22,7 +23,6 @@ from megatron_adaptra.cli.replicas.source import (
     replica_plan,
     replica_plan_from,
 )
-from megatron_adaptra.cli.replicas.words import decision
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.link_words import out_of_bandwidth
 from megatron_adaptra.plan.routes.words import loads_in_words

@@ -18,7 +18,6 @@ from megatron_adaptra.plan.ladder import FULL, Ladder, Remedy, ladder_in_words
 from megatron_adaptra.plan.remedies import plan_remedies
 from megatron_adaptra.plan.shares.counts import shares_in_words
 from megatron_adaptra.plan.shares.pipelines import PipelineShares, share_pipelines
-from megatron_adaptra.view import axis
 from megatron_adaptra.view.drawing import Drawing
 from megatron_adaptra.view.pipeline import shares_gantt
 
@@ -164,10 +163,10 @@ def _rows(plan: PipelineShares) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(plan: PipelineShares, title: str = "") -> Table:
+def _table(plan: PipelineShares) -> Table:
     each = plan.sync.microbatches
     columns = ("replica", "microbatches", "weight", "of others", "takes, ms", f"with {each}, ms")
-    return Table(title, columns, _rows(plan))
+    return Table("", columns, _rows(plan))
 
 
 def shares_json(plan: PipelineShares) -> dict[str, Any]:
@@ -211,12 +210,6 @@ def shares_drawing(args: argparse.Namespace, job: Job) -> tuple[Drawing, Pipelin
         shares_gantt(before, after, plan.conditions),
         plan.bound,
         f"An iteration with {each} microbatches each (full), and with shares",
-        [
-            (axis.ms(plan.predicted), "an iteration, predicted"),
-            (axis.ms(plan.full), f"with {each} microbatches each"),
-            (axis.ms(plan.bound), "no counts are faster"),
-        ],
-        _table(plan, "Replica by replica"),
         plan.predicted,
     )
     return drawing, plan

@@ -84,14 +84,11 @@ def for_gradients(
     return sized(algorithm, job, late, pieces)
 
 
-def sharded(goal: Goal, algorithm: str, job: AllReduce, pieces: int = 0) -> CollectivePlan:
-    """The plan of `algorithm` for `job`: equal arguments, equal plans.
+def for_shards(goal: Goal, algorithm: str, ranks: int, nbytes: int) -> CollectivePlan:
+    """The plan of `algorithm` for a bucket of `nbytes`, where nothing is known of the network.
 
-    Args:
-        goal: a reduce-scatter or an all-gather.
-        algorithm: one of SHARDED of model/all_reduce_forms.py.
-        job: what is reduced or gathered, over which ports.
-        pieces: into which each shard is cut, instead of the best.
+    `goal`: a reduce-scatter or an all-gather. `algorithm`: one of SHARDED of
+    model/all_reduce_forms.py. `ranks`: how many.
 
     Raises:
         BadInput: a goal or an algorithm without such a plan.
@@ -99,16 +96,8 @@ def sharded(goal: Goal, algorithm: str, job: AllReduce, pieces: int = 0) -> Coll
     if (goal, algorithm) not in SHARD_BUILDERS:
         allowed = f"{' and '.join(SHARDED)} have a reduce-scatter and an all-gather"
         raise BadInput(goal.value, algorithm, allowed)
-    count = pieces or best_shard_pieces(algorithm, job)
-    return sharded_plan(goal, algorithm, job.ranks, count)
-
-
-def for_shards(goal: Goal, algorithm: str, ranks: int, nbytes: int) -> CollectivePlan:
-    """The plan of `algorithm` for a bucket of `nbytes`, where nothing is known of the network.
-
-    `goal`, `algorithm`, BadInput: as of `sharded`. `ranks`: how many.
-    """
-    return sharded(goal, algorithm, AllReduce(ranks, nbytes, PORT, cost=MESSAGE))
+    job = AllReduce(ranks, nbytes, PORT, cost=MESSAGE)
+    return sharded_plan(goal, algorithm, ranks, best_shard_pieces(algorithm, job))
 
 
 def shard_pieces(nbytes: int, ports: Ports) -> dict[str, int]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_adaptra.view.bars import Gantt, legend_keys
-from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.charts import Curve, XYChart, xy_chart_svg
 from megatron_adaptra.view.html.style import CSS
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.svg.charts import xy_chart_svg
+from megatron_adaptra.view.theme import REPLAN
+
+_REPLAN = Curve("replan", REPLAN, (), dashed=True)  # of a chart's marks, for its legend
 
 
 class Table(NamedTuple):
@@ -87,11 +89,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[i
 
 def charts_row(charts: Sequence[XYChart]) -> str:
     """Cards beside each other, each with one of the `charts` and its legend: markup."""
+    width = 620 if len(charts) > 1 else 1160
     cards = [
         section(
             chart.title,
-            curves_legend(chart.curves),
-            element("div", xy_chart_svg(chart), class_="scroll"),
+            curves_legend([*chart.curves, *[_REPLAN] * bool(chart.marks)]),
+            element("div", xy_chart_svg(chart, width), class_="scroll"),
             note=chart.note,
         )
         for chart in charts
@@ -112,15 +115,16 @@ def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:
 
 
 def curves_legend(curves: Sequence[Curve]) -> str:
-    """Names and signs of the curves."""
+    """Names and signs of the `curves`, one for those that look alike."""
     items = []
-    for curve in curves:
-        if curve.joined:
-            style = f"border-color:{curve.colour}" + (";border-top-style:dashed" * curve.dashed)
-            sign = _sign("message", style)
+    for name, colour, joined, dashed in dict.fromkeys(
+        (curve.name, curve.colour, curve.joined, curve.dashed) for curve in curves
+    ):
+        if joined:
+            sign = _sign("message", f"border-color:{colour}" + ";border-top-style:dashed" * dashed)
         else:
-            sign = _sign("dot", f"background:{curve.colour}")
-        items.append(element("span", sign, text(curve.name)))
+            sign = _sign("dot", f"background:{colour}")
+        items.append(element("span", sign, text(name)))
     return element("p", *items, class_="legend")
 
 

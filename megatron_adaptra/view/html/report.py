@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatron_adaptra.base.units import brief
 from megatron_adaptra.view import findings, gain
 from megatron_adaptra.view.axis import number
-from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
+from megatron_adaptra.view.charts import XYChart
+from megatron_adaptra.view.html.page import (
+    charts_row,
+    gantt_legend,
+    header,
+    page,
+    section,
+    tiles,
+)
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.ranges import ranges
-from megatron_adaptra.view.report import Report, Simulated
+from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
-from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.theme import arm_colour
 
@@ -26,9 +33,7 @@ def report_html(report: Report) -> str:
         _notes(report),
         _timelines(report),
         _charts(report),
-        *map(_simulated, report.simulated),
         _results(report),
-        _memory(report),
         _replans(report),
         _decisions(
             "Reductions of gradients",
@@ -124,48 +129,22 @@ def _which_plan(report: Report) -> str:
     when = f"{first} to {last}" if first < last else f"{first}"
     return (
         f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran "
-        f"{ranges(compared['warmup'])} forwards per {findings.row_noun(report.summary)} before its "
+        f"{brief(compared['warmup'])} forwards per {findings.row_noun(report.summary)} before its "
         "first backward (the warmup)."
     )
 
 
 def _charts(report: Report) -> str:
+    marks = findings.replan_marks(report)
     charts = [
-        (title, series)
-        for title, series in (
-            ("Iteration time", findings.time_series(report)),
-            ("Delay of the links, as measured", findings.delay_series(report)),
+        XYChart(title, "iteration", "ms", curves, phases=report.phases, marks=marks, start_up=True)
+        for title, curves in (
+            ("Iteration time", findings.time_curves(report)),
+            ("Delay of the links, as measured", findings.delay_curves(report)),
         )
-        if series
+        if curves
     ]
-    marks, width = findings.replan_marks(report), 640 if len(charts) > 1 else 1160
-    sections = [
-        section(
-            title,
-            element(
-                "div",
-                line_chart_svg(series, phases=report.phases, marks=marks, title=title, width=width),
-                class_="scroll",
-            ),
-        )
-        for title, series in charts
-    ]
-    return element("div", *sections, class_="pair") if sections else ""
-
-
-def _simulated(one: Simulated) -> str:
-    """One decision's picture: before it and after it."""
-    seconds = 1.04 * max(max(each.length, each.makespan) for each in one.gantts.values()) or 1.0
-    drawn = [
-        gantt_svg(gantt, seconds, row=one.row, title=title[:1].upper() + title[1:])
-        for title, gantt in one.gantts.items()
-    ]
-    return section(
-        one.title,
-        gantt_legend(list(one.gantts.values()), seconds),
-        element("div", *drawn, class_="scroll"),
-        note=one.note,
-    )
+    return charts_row(charts) if charts else ""
 
 
 def _results(report: Report) -> str:
@@ -224,18 +203,6 @@ def _compared(report: Report) -> str:
     return f"Under the plan drawn above, iterations {first} to {last}"
 
 
-def _memory(report: Report) -> str:
-    columns, rows = findings.memory_table(report.summary)
-    if not rows:
-        return ""
-    note = "A microbatch counts with all layers of its stage; bytes are those that autograd saved."
-    row = findings.row_noun(report.summary)
-    title = f"Activations of adaptra, {row} by {row}"
-    return section(
-        title, table(["", *columns], [[name, *cells] for name, cells in rows]), note=note
-    )
-
-
 def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
     head = element("tr", element("th", text(title), colspan=arms + 2), class_="group")
     return [head, *rows] if rows else []
@@ -277,7 +244,7 @@ def _replans(report: Report) -> str:
 def _replan_detail(one: Replan) -> str:
     before, after, parts = one["warmup_before"], one["warmup_after"], []
     if before and after and "warmup" not in one["why"]:
-        parts.append(f"warmup {ranges(before)} → {ranges(after)}")
+        parts.append(f"warmup {brief(before)} → {brief(after)}")
     parts.append(f"predicted {number(one['predicted_ms'])} ms")
     if one["measured_ms"] is not None:
         parts.append(f"measured {number(one['measured_ms'])} ms")
@@ -316,4 +283,4 @@ def _footer(report: Report) -> str:
 
 def _words(value: object) -> str:
     """Return a list as text without brackets, and any other value as it prints."""
-    return ranges(value) if isinstance(value, (list, tuple)) else str(value)
+    return brief(value) if isinstance(value, (list, tuple)) else str(value)

@@ -35,16 +35,6 @@ def test_the_terminal_shows_all_stages_and_a_legend():
     assert "\x1b" not in out
 
 
-def test_colours_only_where_they_can_be_seen(here, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" in here("draw", *SMALL)[0]
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in here("draw", *SMALL)[0]
-
-
 @pytest.mark.parametrize("policy", ["zb-h2", "interleaved"])
 def test_a_folder_gets_every_format_with_every_op(here, tmp_path, policy):
     pytest.importorskip("matplotlib")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.cli.replicas.words import between_replicas
+from megatron_adaptra.cli.replicas.figures import between_replicas
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.routes.words import Load, loads, loads_in_words

@@ -287,6 +287,10 @@ OLD = {  # flags that go with the next release -> what is written instead
     "--data-parallel 2 --slow-path 0.1-1.2:9ms --late-rank 1:9ms": "0.1-1.2:9ms 1:9ms",
     "--data-parallel 4 --slow-replica 2:2x": "2:2x",
     "--emulate-link 2-3:40ms --emulate-worker 0.1:2x@3..9": "2-3:40ms@0.. 0.1:2x@3..9",
+    "--emulate-link 0-1:9ms,jitter=1ms,2-3:9ms@3..": "0-1:9ms,jitter=1ms@0.. 2-3:9ms@3..",
+    "--emulate-worker 0.1:2x,0.2:3x@3..9,0.3:2x": "0.1:2x@0.. 0.2:3x@3..9 0.3:2x@0..",
+    "--slow-path 1-2:9ms,jitter=1ms,0-1:9ms --to-iteration 40": "1-2:9ms,jitter=1ms@20..40 "
+    "0-1:9ms@20..40",
 }
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from view.view_sample import sample_report
 
 from megatron_adaptra.adapt.shares.remedy import ShareDecision
+from megatron_adaptra.demo.decided import share_entries
 from megatron_adaptra.demo.rounding import Differences
-from megatron_adaptra.demo.shares import drawn_shares, found_shares, share_entries, shared_iteration
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.view.findings import shares_line
 from megatron_adaptra.view.html.report import report_html
 
 PAGE = Path(__file__).parents[3] / "docs" / "files.md"
-PHASE = (10, 30)  # iterations in which the replica is slow
 RAN = [100.0] * 10 + [180.0] * 6 + [999.0] + [120.0] * 13 + [70.0] * 5 + [999.0] + [100.0] * 4
 INTO = ShareDecision(
     number=0, iteration=16, detected=13, why="replica 2 takes 2 times as long as the others",
@@ -49,66 +45,24 @@ def test_the_summary_has_each_decision_and_its_keys_are_described() -> None:
         assert f"`{key}`" in text, key
 
 
-def test_the_picture_is_an_iteration_of_all_replicas_from_the_decision_s_figures() -> None:
-    shared = shared_iteration(INTO, 120.0)
-    # 8 x 20 ms, and 20 ms that do not depend on their number, and 10 of the optimizer step; then
-    # 5 x 20 + 20, as the others take no longer, and the step.
-    ((title, gantt),) = shared.gantts.items()
-    assert title == "8,8,8,8: 190 ms; then 9,9,5,9: 130 ms, measured 120 ms"
-    assert gantt.rows == 8
-    assert list(gantt.names) == [
-        f"{word} {one}" for word in ("before", "after") for one in range(4)
-    ]
-    forward = [bar for bar in gantt.bars if bar.label.startswith(Kind.F.value)]
-    counts = [sum(bar.row == row for bar in forward) for row in range(8)]
-    assert counts == [8, 8, 8, 8, 9, 9, 5, 9]
-    assert (gantt.makespan, gantt.length) == pytest.approx((0.190, 0.130)), "its mark is after"
-
-
-def test_drawn_is_what_ran_longest_in_the_slow_phase() -> None:
-    def drawn(*decisions: ShareDecision, phase: tuple[int, int] = PHASE) -> Any:
-        found = drawn_shares(decisions, share_entries(decisions, RAN, ENDS), phase)
-        if found is None:
-            return None
-        ((title, _),) = found.gantts.items()
-        iteration = re.search(r"iteration (\d+)", found.note)
-        assert iteration
-        return int(iteration[1]), title.rpartition(", ")[2]
-
-    assert drawn(INTO, BACK) == (16, "measured 120 ms")
-    short = replace(INTO, iteration=12, after=[8, 8, 7, 9])
-    assert drawn(short, INTO, BACK) == (16, "measured 120 ms")
-    late = replace(INTO, iteration=28, before=INTO.after, after=[9, 8, 6, 9])
-    assert drawn(INTO, late) == (16, "measured 120 ms")
-    undone = replace(INTO, iteration=18, microbatch_ms=[], outside_ms=[], lower_bound_ms=None)
-    assert drawn(undone) is None
-    assert drawn(BACK) is None
-    assert drawn() is None
-
-
 @pytest.mark.long
 def test_page_and_table_show_what_was_decided() -> None:
     decided = share_entries([INTO, BACK], RAN, ENDS)
-    shared = drawn_shares([INTO, BACK], decided, PHASE)
-    assert shared is not None
     config = {**sample_report().summary["config"], "slow_links": []}
     config |= {"data_parallel": 4, "slow_replicas": ["2:2x"]}
-    report = replace(sample_report(config=config, shares=decided, replans=[]), simulated=[shared])
-    page = report_html(report)
+    page = report_html(sample_report(config=config, shares=decided, replans=[]))
     for text in (
         "as fast while replica 2 is slow", "slow replica 2:2x",
         "until a plan for the slow replica ran",
-        "One iteration of all replicas, before and after", "Shares of microbatches",
+        "Shares of microbatches",
         "replica 2 takes 2 times as long", "8,8,8,8 → 9,9,5,9 microbatches", "predicted 130 ms",
         "measured 120 ms", "shares of a collective would leave 185 ms",
-        "8,8,8,8: 190 ms; then 9,9,5,9: 130 ms, measured 120 ms",
         "other counts of microbatches at iteration 16",
     ):  # fmt: skip
         assert text in page, text
     line = shares_line(decided[0])
     assert line.startswith("microbatches from iteration 16 on, 9,9,5,9: replica 2 takes 2 times")
     assert "predicted 130 ms, measured 120 ms" in line
-    assert "One iteration of all replicas" not in report_html(replace(report, simulated=[]))
 
 
 def test_other_counts_explain_other_bits_but_not_other_losses() -> None:
@@ -124,10 +78,3 @@ def test_other_counts_explain_other_bits_but_not_other_losses() -> None:
     assert rounding(1.0 + 1e-3, True) is False
     assert rounding(1.0 + 1e-7, False) is False
     assert rounding(1.0 + 1e-3, True, dropout=0.1) is None
-
-
-def test_a_rank_that_finds_nothing_has_no_decisions() -> None:
-    class Member:
-        loop = None
-
-    assert found_shares(None) == found_shares(Member()) == []

@@ -15,7 +15,8 @@ from megatron_adaptra.model.all_reduce_forms import (
     best_shard_pieces,
     shard_seconds,
 )
-from megatron_adaptra.plan.reductions.sized import for_shards, sharded
+from megatron_adaptra.plan.reductions.builders import sharded_plan
+from megatron_adaptra.plan.reductions.sized import for_shards
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 HALVES = (Goal.REDUCE_SCATTER, Goal.ALL_GATHER)
@@ -38,7 +39,7 @@ def test_the_forms_are_what_the_clock_says(goal, algorithm):
         delay, cost = buffer * rng.choice([0, 1e-3, 0.1, 1]), buffer * rng.choice([1e-4, 1e-2])
         job = AllReduce(rng.choice([1, 2, 3, 4, 7, 8, 16]), nbytes, 1e8, delay, cost)
         pieces = rng.choice([1, 2, 4])
-        plan = sharded(goal, algorithm, job, pieces)
+        plan = sharded_plan(goal, algorithm, job.ranks, pieces)
         seconds = shard_seconds(algorithm, job, pieces)
         assert by_clock(plan, job) == pytest.approx(seconds, rel=1e-3)
         for late in (0.1 * buffer, buffer, 20 * buffer):
@@ -50,7 +51,7 @@ def test_no_plan_saves_a_late_rank_any_bytes(goal):
     """It sends seven of eight shards after it has come, 140 ms of its port."""
     job = AllReduce(8, 8 * MB, 50e6)
     for algorithm in SHARDED:
-        plan = sharded(goal, algorithm, job)
+        plan = sharded_plan(goal, algorithm, job.ranks, best_shard_pieces(algorithm, job))
         for late in (0.0, 0.16, 10.0):
             assert by_clock(plan, job, late) == pytest.approx(0.14, rel=0.01)
 
@@ -76,10 +77,10 @@ def test_nothing_known_of_the_network():
         (lambda: shard_seconds("stragglar", AllReduce(4, 1, 1.0), 1), "^algorithm 'stragglar'"),
         (lambda: best_shard_pieces("tree", AllReduce(4, 1, 1.0)), "^algorithm 'tree'"),
         (
-            lambda: sharded(Goal.REDUCE_SCATTER, "stragglar", AllReduce(4, 1, 1.0)),
+            lambda: for_shards(Goal.REDUCE_SCATTER, "stragglar", 4, 1),
             "^reduce-scatter 'stragglar': ring and direct have",
         ),
-        (lambda: sharded(Goal.ALL_REDUCE, "ring", AllReduce(4, 1, 1.0)), "^all-reduce 'ring'"),
+        (lambda: for_shards(Goal.ALL_REDUCE, "ring", 4, 1), "^all-reduce 'ring'"),
     ],
 )
 def test_bad_input(make, message):

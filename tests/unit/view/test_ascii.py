@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +17,8 @@ from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.schedule_grid import ascii_schedule
 
 
-def text_of(timeline: Timeline, width: int = 100, colour: bool = False) -> str:
-    return ascii_gantt(pipeline_gantt(timeline), width, colour)
+def text_of(timeline: Timeline, width: int = 100) -> str:
+    return ascii_gantt(pipeline_gantt(timeline), width)
 
 
 @settings(max_examples=30, deadline=None)
@@ -104,15 +102,6 @@ def test_ticks_are_even_and_within(top: float) -> None:
     assert 3 <= len(marks) <= 10
     assert marks[-1] <= top * (1 + 1e-6)
     assert round_up(top) >= top * (1 - 1e-6)
-
-
-def test_colours_take_no_room() -> None:
-    timeline = plan("warmup").timeline
-    for width in (32, 80, 300):
-        painted, plain = (text_of(timeline, width, c).splitlines() for c in (True, False))
-        for coloured, row in zip(painted[1:-1], plain[1:-1], strict=True):
-            assert "\x1b[" in coloured
-            assert len(re.sub(r"\x1b\[[0-9;]*m", "", coloured)) == len(row) == width
 
 
 def test_later_chunks_look_different_however_narrow() -> None:

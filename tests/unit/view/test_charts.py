@@ -6,9 +6,17 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.page import curves_legend, header, page, section, table, tiles
-from megatron_adaptra.view.svg.charts import xy_chart_svg
+from megatron_adaptra.view.charts import Curve, Mark, XYChart, xy_chart_svg
+from megatron_adaptra.view.html.page import (
+    charts_row,
+    curves_legend,
+    header,
+    page,
+    section,
+    table,
+    tiles,
+)
+from megatron_adaptra.view.theme import SLOW_PHASE
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
@@ -26,7 +34,8 @@ def circles(svg: str) -> dict[tuple[str, ...], tuple[float, float]]:
     out = {}
     for circle in ET.fromstring(svg).iter(f"{SVG}circle"):
         title = circle.find(f"{SVG}title")
-        assert title is not None
+        if title is None:  # of a mark
+            continue
         at = (float(circle.get("cx", "nan")), float(circle.get("cy", "nan")))
         out[tuple((title.text or "").splitlines())] = at
     return out
@@ -59,6 +68,25 @@ def test_lines_only_where_points_are_joined_and_only_the_named_ticks() -> None:
 def test_round_ticks_where_none_are_named() -> None:
     chart = XYChart("t", "x", "y", [Curve("c", "#111", [(0.0, 1.0), (10.0, 2.0)])])
     assert [name for _, name in chart.x_ticks()] == ["0", "2", "4", "6", "8", "10"]
+
+
+def test_a_chart_over_iterations_has_phases_marks_and_a_scale_without_start_up() -> None:
+    points = list(enumerate([5000.0, 11.0, 30.0, 31.0]))
+    phases = {"healthy": (0, 2), "slow": (2, 4)}
+    curves, marks = [Curve("stock", "#111", points)], [Mark(3, EVIL)]
+    chart = XYChart("t", "iteration", "ms", curves, phases=phases, marks=marks, start_up=True)
+    svg = xy_chart_svg(chart)
+    root = ET.fromstring(svg)
+    assert EVIL in [e.text for e in root.iter(f"{SVG}title")]  # escaped in the source
+    assert "<script" not in svg
+    assert {"healthy", "slow", "iteration"} <= {e.text for e in root.iter(f"{SVG}text")}
+    assert sum(e.get("fill") == SLOW_PHASE for e in root.iter(f"{SVG}rect")) == 1
+    at = circles(svg)
+    assert len(at) == 3 < len(points), "a triangle stands for the first"
+    heights = [y for _, y in at.values()]
+    assert max(heights) - min(heights) > 20
+    assert "5000" in svg
+    assert "replan" in charts_row([chart])
 
 
 def test_legends_name_every_curve() -> None:

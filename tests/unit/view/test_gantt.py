@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -10,11 +9,9 @@ from view_sample import measured, plan
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.view.charts import Mark, Series
 from megatron_adaptra.view.pipeline import CATEGORY, pipeline_gantt
-from megatron_adaptra.view.svg.charts import line_chart_svg
 from megatron_adaptra.view.svg.gantt import gantt_svg
-from megatron_adaptra.view.theme import MESSAGE, SLOW_PHASE, lighter
+from megatron_adaptra.view.theme import MESSAGE, lighter
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
@@ -98,34 +95,6 @@ def test_empty_timeline_and_evil_title() -> None:
     svg = timeline_svg(Timeline(()), title=EVIL)
     assert "<script" not in svg
     assert any(e.text == "nothing ran" for e in ET.fromstring(svg).iter(f"{SVG}text"))
-
-
-def test_chart_has_points_phases_and_marks() -> None:
-    lines = [Series("stock", [10.0, 11.0, 30.0, 31.0], "#111"), Series("x", [10.0] * 4, "#222")]
-    svg = line_chart_svg(lines, phases={"healthy": (0, 2), "slow": (2, 4)}, marks=[Mark(3, EVIL)])
-    root = ET.fromstring(svg)
-    titles = [e.text for e in root.iter(f"{SVG}title")]
-    assert "stock, iteration 2: 30 ms" in titles
-    assert EVIL in titles  # escaped in the source, itself once parsed
-    assert "<script" not in svg
-    words = [e.text for e in root.iter(f"{SVG}text")]
-    assert {"stock", "x", "replan", "healthy", "slow", "iteration"} <= set(words)
-    assert sum(e.get("fill") == SLOW_PHASE for e in root.iter(f"{SVG}rect")) == 1
-
-
-def test_start_up_does_not_flatten_the_curve() -> None:
-    svg = line_chart_svg([Series("a", [5000.0, 10.0, 11.0, 12.0], "#111")])
-    root = ET.fromstring(svg)
-    heights = [float(e.get("cy", "nan")) for e in root.iter(f"{SVG}circle")]
-    assert max(heights) - min(heights) > 20
-    assert any("5000" in (e.text or "") for e in root.iter(f"{SVG}title"))
-
-
-def test_chart_survives_gaps_and_nothing() -> None:
-    for values in ([], [None, None], [1.0], [0.0, 0.0], [1.0, None, math.nan, 2.0]):
-        root = ET.fromstring(line_chart_svg([Series("a", values, "#111")]))
-        assert "nan" not in ET.tostring(root, encoding="unicode")
-    ET.fromstring(line_chart_svg([], phases={"measured": (0, 0)}))
 
 
 def test_later_chunks_are_lighter_but_no_other_kinds_colour() -> None:

@@ -17,9 +17,8 @@ from view_sample import sample_report
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.view.findings import delay_series
+from megatron_adaptra.view.findings import delay_curves
 from megatron_adaptra.view.html.report import report_html
-from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 
 EVIL = '<script>alert(1)</script> & "quotes"'
@@ -79,7 +78,7 @@ def test_page_shows_the_result() -> None:
         "Parameters identical, bit for bit",
         "slow link 2-3:40ms",
         "confirmed 2 of 3 times",
-        "warmup 4, 3, 2, 1 → 11, 10, 9, 1",
+        "warmup 4,3,2,1 → 11,10,9,1",
         "healthy",
         "recovered",
         "Under the plan drawn above, iterations 18 to 39",
@@ -88,12 +87,8 @@ def test_page_shows_the_result() -> None:
         "slow, adapted (22)",
         "an iteration in the slow phase, adapted, stock → adaptra",
         "of 695 ms until a plan for the slow link ran",
-        "11, 10, 9, 1",
+        "11,10,9,1",
         "0.16.0",
-        "no limit",
-        "predicted peak, bytes",
-        "10.05",
-        "1.95 MiB",
     ):
         assert words in page.words
 
@@ -110,7 +105,7 @@ def test_lists_of_replicas_are_of_workers() -> None:
         "parameters_difference": 2e-7, "config": {**config, "slow_workers": ["1.1:2x"]},
     }  # fmt: skip
     page = Page(report_html(sample_report(**of)))
-    for words in ("worker 0.1", "worker by worker", "2 replicas × 4 stages", "per worker",
+    for words in ("2 replicas × 4 stages", "per worker",
                   "Losses equal to rounding, they differ by 3e-08 of their size",
                   "until a plan for the slow worker ran"):  # fmt: skip
         assert words in page.words
@@ -125,14 +120,14 @@ def test_lists_of_replicas_are_of_workers() -> None:
 
 def test_a_path_that_is_measured_later_has_a_gap_and_the_way_back_is_dashed() -> None:
     delays = {"0.9>1.10": [math.nan, 4.0], "1.10>0.9": [math.nan, 4.0], "0.1>0.2": [0.1, 0.1]}
-    quiet, there, back = delay_series(replace(sample_report(), link_delay_ms=delays))
+    quiet, there, back = delay_curves(replace(sample_report(), link_delay_ms=delays))
     assert (quiet.name, there.name, back.name) == ("other links", "0.9 → 1.10", "1.10 → 0.9")
     assert (there.dashed, back.dashed) == (False, True)
 
 
 def test_of_many_links_the_legend_has_those_with_the_highest_peaks() -> None:
     delays = {f"{a}>{a + 1}": [0.1, 1.0 + a / 100] for a in range(20)}
-    found = delay_series(replace(sample_report(), link_delay_ms=delays))
+    found = delay_curves(replace(sample_report(), link_delay_ms=delays))
     assert [one.name for one in found if one.name != "other links"] == [
         f"{a} → {a + 1}" for a in range(16, 20)
     ]
@@ -182,32 +177,14 @@ def crowd(stages: int) -> Report:
     )
 
 
-def test_many_stages_become_ranges() -> None:
+def test_many_stages_are_brief() -> None:
     page = report_html(crowd(67))
     columns = [len(row.findall("th") + row.findall("td")) for row in well_formed(page).iter("tr")]
     assert max(columns) <= 4
     words = Page(page).words
-    assert "64 x 26, 56, 45, 1" in words
-    assert "64 x 26 MiB, 56 MiB, 45 MiB, 1 MiB" in words
-    assert "67 x no limit" in words
-    assert "warmup 67 to 1 → 64 x 26, 56, 45, 1" in words
-    assert "stages 0 to 66" in words
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([4, 3, 2, 1], "4, 3, 2, 1"),
-        ([12.0, 10.05, 1.0], "12, 10.05, 1"),
-        ([26] * 64 + [56, 45], "64 x 26, 56, 45"),
-        (list(range(250, 0, -1)), "250 to 1"),
-        ([1] * 5 + [2, 3, 4, 5] + [9], "5 x 1, 2 to 5, 9"),
-        ([i * i for i in range(20)], "0, 1, 4, 9, 16, ..., 361"),
-        ([], ""),
-    ],
-)
-def test_ranges(values: list[float], words: str) -> None:
-    assert ranges(values) == words
+    assert "26 x 64, 56, 45, 1" in words
+    assert "26 MiB x 64, 56 MiB, 45 MiB, 1 MiB" in words
+    assert " → 26 x 64, 56, 45, 1" in words
 
 
 def test_two_figures_of_a_healthy_pipeline_are_impossible() -> None:
