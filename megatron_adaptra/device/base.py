@@ -22,12 +22,10 @@ class Mark(Protocol):
 
         Never waits. None for ever where `fault` says why.
         """
-        ...
 
     @property
     def fault(self) -> str:
         """The reason that there will never be a moment; else empty."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,12 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """Mark what was launched on the calling thread's current stream; takes microseconds."""
-        ...
 
     def marker(self) -> Callable[[], Mark]:
         """Return a function that marks the calling thread's current stream; for marks in a row."""
-        ...
 
     def anchor(self) -> None:
         """Tie the GPU's clock to the host's, now; once per iteration."""
-        ...
 
     def close(self) -> None:
         """Give everything back; may be called twice."""
-        ...

@@ -59,7 +59,6 @@ class Work(Protocol):
 
     def done(self) -> bool:
         """Return whether `wait` would return, or raise, at once."""
-        ...
 
     def wait(self, timeout: float) -> Stamps:
         """Block until it is over.
@@ -70,11 +69,9 @@ class Work(Protocol):
         Raises:
             PeerLost: it failed or was aborted, or the timeout, with peer and tag.
         """
-        ...
 
     def abort(self) -> None:
         """Give up: a thread that waits gets PeerLost."""
-        ...
 
 
 class Transport(Protocol):
@@ -96,7 +93,6 @@ class Transport(Protocol):
         Raises:
             PeerLost: this side is closed.
         """
-        ...
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:
         """Post a receive, without blocking.
@@ -110,8 +106,6 @@ class Transport(Protocol):
             PeerLost: this side is closed.
             ValueError: the buffer is not contiguous.
         """
-        ...
 
     def close(self) -> None:
         """Release everything; aborts what is still under way. May be called twice."""
-        ...
