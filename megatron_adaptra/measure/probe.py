@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from megatron_adaptra.device.base import Device, Mark
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST, Device, Mark
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.measure.core_wait import CoreWait
-from megatron_adaptra.measure.garbage_time import GarbageTime
+from megatron_adaptra.measure.host_use import CoreWait
 from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationRecord, OpTime
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
@@ -216,3 +216,42 @@ def _read_end(record: IterationRecord, end: Mark) -> bool:
 def _to_come(mark: Mark) -> bool:
     """Return whether the moment of `mark` is still to come, which it never is after a fault."""
     return mark.at() is None and not mark.fault
+
+
+class GarbageTime:
+    """A garbage time counts the CPU seconds of garbage collections in this process, once made."""
+
+    def __init__(self) -> None:
+        self._seconds = seconds = [0.0, 0.0]  # of all threads; of the one that makes this
+        thread, begun = threading.get_ident(), [0.0]
+
+        # A function of its own: a method in gc.callbacks would keep this object for ever.
+        def seen(phase: str, _: Mapping[str, int]) -> None:
+            now = time.thread_time()
+            if phase == "start":
+                begun[0] = now
+                return
+            seconds[0] += now - begun[0]
+            if threading.get_ident() == thread:
+                seconds[1] += now - begun[0]
+
+        self._seen = seen
+        gc.callbacks.append(seen)
+
+    @property
+    def total(self) -> float:
+        """The seconds so far; any thread that collects stops all others that run Python."""
+        return self._seconds[0]
+
+    @property
+    def own(self) -> float:
+        """The seconds so far of the thread that has made this."""
+        return self._seconds[1]
+
+    def close(self) -> None:
+        """Stop counting; may be called twice."""
+        if self._seen in gc.callbacks:
+            gc.callbacks.remove(self._seen)
+
+    def __del__(self) -> None:
+        self.close()

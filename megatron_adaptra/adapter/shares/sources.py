@@ -42,7 +42,7 @@ class NamedCounts:
         self._plan: SyncPlan | None = None
 
     def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
-        """Return what all replicas run, on all ranks alike; see AdaptiveShares."""
+        """Return the plan of an `iteration` of so many `microbatches`; nothing is `voted` on."""
         if self._plan is None or self._plan.microbatches != microbatches:
             self._plan = self._of(microbatches)
         return self._plan
