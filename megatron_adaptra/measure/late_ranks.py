@@ -29,7 +29,8 @@ class LateRanks:
     """A detector watches ranks 0 to `ranks` - 1 of a group.
 
     `now`: by rank, the seconds by which it came late by its own fault to the last reduction.
-    `buffer`: seconds of that buffer through a port.
+    `buffer`: seconds of that buffer through a port. `rotation`: more iterations have to agree while
+    lateness moves from rank to rank.
 
     Raises:
         BadInput: fewer than two ranks.
@@ -49,12 +50,7 @@ class LateRanks:
         self._recent = np.full((ranks, ranks), np.nan)
         self._trips = np.full((ranks, ranks, _TRIPS), np.nan)
         self._least = np.full((ranks, ranks), np.inf)
-        self._rotation = Rotation()
-
-    @property
-    def rotating(self) -> bool:
-        """True where lateness moves from rank to rank, so that more iterations have to agree."""
-        return self._rotation.rotating
+        self.rotation = Rotation()
 
     def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
         """Take one iteration; return whether lateness or a path is no longer as planned for.
@@ -81,8 +77,8 @@ class LateRanks:
         late_now = now.late
         if between is not None:
             late_now = self._own.of(now.late, between, ABSOLUTE * buffer, now.doubts)
-        self._rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
-        least = 2 * AGREE if self.rotating else AGREE
+        self.rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
+        least = 2 * AGREE if self.rotation.rotating else AGREE
         self.now = late_now
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
@@ -150,7 +146,7 @@ class LateRanks:
 
     def note(self) -> str | None:
         """Return, once, a note that lateness moves and no plan helps against that; else None."""
-        if not self._rotation.to_note():
+        if not self.rotation.to_note():
             return None
         return "another rank is late in each iteration: no plan helps, gradients stay with native"
 

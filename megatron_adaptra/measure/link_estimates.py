@@ -17,7 +17,6 @@ from megatron_adaptra.measure.link_delay import (
     Seen,
     on_the_way,
     seen_by_messages,
-    seen_by_probe,
     without_handshake,
 )
 from megatron_adaptra.measure.link_fit import LinkFit, Sample, slope_of
@@ -99,7 +98,11 @@ class LinkEstimates:
         self._stage_seconds = stage_seconds
         samples = {(s, r.worker): sample for r in reports for s, sample in r.links.items()}
         self._take_busy(reports, samples)
-        probed = {link: seen for link, one in samples.items() if (seen := seen_by_probe(one))}
+        probed = {
+            link: Seen(one.probed, one.probed)
+            for link, one in samples.items()
+            if one.probed is not None
+        }
         if all(report.ops for report in reports):  # it ran over Megatron's own messages
             delays = self._of_stock(probed, stock_links(reports, self._chunks))
         else:

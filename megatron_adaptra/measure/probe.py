@@ -37,9 +37,11 @@ class Probe:
         self._marks: list[_Marks] = []
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
-        self._cpu = _no_seconds if clock.behind else time.thread_time  # of the thread
         self._core_wait = CoreWait()  # opens nothing before its first call
-        self._queued = _not_known if clock.behind else self._core_wait
+        self._cpu: Callable[[], float] = time.thread_time
+        self._queued: Callable[[], float | None] = self._core_wait
+        if clock.behind:  # the host's are not the op's, and to ask takes as long as to launch one
+            self._cpu, self._queued = lambda: 0.0, lambda: None
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
         self._op_queued: float | None = None
@@ -162,15 +164,6 @@ class Probe:
         if len(self._unread) >= UNREAD:
             raise RuntimeError(f"no times of ops are known for {UNREAD // 2} iterations")
         self._unread.append(fill)
-
-
-def _no_seconds() -> float:
-    """Return 0 for an op of a device: asking the kernel takes as long as launching the op."""
-    return 0.0
-
-
-def _not_known() -> None:
-    """Return None for an op of a device: the host's wait for a core is not the op's."""
 
 
 def _read_ops(

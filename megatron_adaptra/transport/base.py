@@ -46,11 +46,6 @@ class Stamps:
         """Seconds on the way: from when it could move to when it was there."""
         return self.completed - (self.sent if self.eager else max(self.sent, self.posted))
 
-    @property
-    def exposed(self) -> float:
-        """Seconds that compute stood still for this message."""
-        return max(0.0, self.completed - self.wanted) if self.wanted else 0.0
-
 
 class Work(Protocol):
     """A send or a receive under way."""

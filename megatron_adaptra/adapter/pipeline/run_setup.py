@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from megatron_adaptra.adapter.limits import (
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
-from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
+from megatron_adaptra.adapter.pipeline.pinned_vote import pin_first
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
@@ -193,10 +193,12 @@ class _Setup:
                 "adaptive", context.stages, self.microbatches, self.chunks, math.inf, False
             )
             ballot = Ballot(ballot.lasting, scheduled(over_own_messages(stock)), stock_until)
-        pinned: PinnedFirst | None = None
+        pinned: Callable[[Proposal], None] | None = None
         if (staging := wiring.staging) is not None:
             name = f"stage {context.stage} (rank {dist.get_rank()})"
-            pinned = PinnedFirst(staging, name, context.worker, context.ahead, self.message_bytes)
+            pinned = partial(
+                pin_first, staging, name, context.worker, context.ahead, self.message_bytes
+            )
             for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
                 pinned(Proposal(-1, iteration, bundle))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Engine: TypeAlias = _native.Engine
     VerbsPath: TypeAlias = _native.VerbsPath
     Work: TypeAlias = _native.Work
+    Transfer: TypeAlias = _native.Transfer
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from megatron_adaptra.transport.engine.transport import (
 )
 
 if TYPE_CHECKING:
-    from megatron_adaptra.transport.engine._native import Transfer
+    from megatron_adaptra.transport.engine.bindings import Transfer
 
 
 class DeviceTransport(Transport):
