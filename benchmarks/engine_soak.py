@@ -17,12 +17,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megatron_adaptra.base.processes import die_with_parent
-from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Work
 
 TAGS, LARGEST = 4, 1 << 18
 AHEAD = 64  # receives posted, and sends under way, at most

@@ -37,16 +37,13 @@ class Vote(Protocol):
     @property
     def in_force(self) -> Bundle:
         """The bundle that all ranks run now."""
-        ...
 
     @property
     def iteration(self) -> int:
         """The last iteration that has begun."""
-        ...
 
     def can_propose(self, iteration: int) -> bool:
         """Return whether a proposal made after the reports of `iteration` may come into force."""
-        ...
 
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
         """Propose to all ranks a bundle to swap to, some iterations from now.
@@ -59,19 +56,15 @@ class Vote(Protocol):
             The open proposal; None if nothing can be proposed now. `Loop.closed` gets it when
             training has reached its swap, with `committed` set.
         """
-        ...
 
     def settle(self, proposal: Proposal) -> None:
         """Make room for the next proposal: this one is over."""
-        ...
 
     def publish(self, status: dict[str, Any]) -> None:
         """Show `status` in the charts of the training from now on."""
-        ...
 
     def failed(self, what: str, error: Exception) -> None:
         """Log, once, that `what` has failed."""
-        ...
 
     def note(self, text: str, about: str = "") -> None:
         """Log `text`, once; where it is `about` a subject, the first text of that alone."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron_adaptra.base.errors import BadFile
-from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.log import LogOnce, log_line
 from megatron_adaptra.base.user_files import read_text
 from megatron_adaptra.config import AdaptraConfig
 
@@ -43,7 +43,7 @@ class Switch:
         self._path, self._who, self._speaks = path.absolute(), who, speaks
         self._on = True
         self._seen: tuple[int, ...] = ()  # of the file as it was read last
-        self._reasons: set[str] = set()
+        self._once = LogOnce()
 
     def __call__(self) -> bool:
         """Return whether to act now; waits for the file system."""
@@ -80,9 +80,8 @@ class Switch:
             log_line(f"{self._who}: acting is {'on' if on else 'off'}: {why}")
 
     def _stays(self, reason: str) -> None:
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            log_line(f"{self._who}: acting stays {'on' if self._on else 'off'}: {reason}")
+        text = f"{self._who}: acting stays {'on' if self._on else 'off'}: {reason}"
+        self._once.line(text, about=reason)
 
 
 def acts_of(config: AdaptraConfig, who: str, speaks: bool) -> Acts:

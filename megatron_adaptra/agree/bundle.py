@@ -20,7 +20,6 @@ class Value(Protocol):
 
     def to_json(self) -> Any:
         """Return the value as json.dump takes it; equal values give equal text."""
-        ...
 
 
 V = TypeVar("V", bound=Value)

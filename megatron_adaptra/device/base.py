@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,12 +23,10 @@ class Mark(Protocol):
 
         Never waits. None for ever where `fault` says why.
         """
-        ...
 
     @property
     def fault(self) -> str:
         """The reason that there will never be a moment; else empty."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,46 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """Mark what was launched on the calling thread's current stream; takes microseconds."""
-        ...
 
     def marker(self) -> Callable[[], Mark]:
         """Return a function that marks the calling thread's current stream; for marks in a row."""
-        ...
 
     def anchor(self) -> None:
         """Tie the GPU's clock to the host's, now; once per iteration."""
-        ...
 
     def close(self) -> None:
         """Give everything back; may be called twice."""
-        ...
+
+
+class HostMark(Mark):
+    """The moment of the call."""
+
+    __slots__ = ("recorded",)
+    fault = ""
+
+    def __init__(self) -> None:
+        self.recorded = time.monotonic()
+
+    def at(self) -> float:
+        return self.recorded
+
+
+class HostDevice(Device):
+    """The host, which runs what it launches at once."""
+
+    name, behind = "cpu", False
+
+    def mark(self) -> HostMark:
+        return HostMark()
+
+    def marker(self) -> Callable[[], HostMark]:
+        return self.mark
+
+    def anchor(self) -> None:
+        """Nothing: there is one clock."""
+
+    def close(self) -> None:
+        pass
+
+
+HOST = HostDevice()

@@ -14,8 +14,7 @@ from megatron_adaptra.base.errors import DeviceFailed
 from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.base import Device, Mark
-from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.device.base import Device, HostDevice, Mark
 from megatron_adaptra.device.pci import in_sysfs
 
 _opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU

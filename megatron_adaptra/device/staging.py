@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_adaptra.base.log import log_line
+from megatron_adaptra.base.log import LogOnce, log_line
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
@@ -18,17 +18,14 @@ class Staging:
 
     It is taken from the GPU's NUMA node, where the system knows that and lets a process choose.
 
-    Args:
-        device: the GPU.
-        engine: the C++ one.
-        limit: bytes; idle memory above is released at once. Messages under way may exceed it: to
-            wait for memory would be to wait for each other. The plan limits their number.
+    `device`: the GPU. `engine`: the C++ one. The plan limits the number of messages under way: to
+    wait for memory would be to wait for each other.
     """
 
-    def __init__(self, device: CudaDevice, engine: Any, limit: int = NO_LIMIT) -> None:
+    def __init__(self, device: CudaDevice, engine: Any) -> None:
         self.device = device
-        self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
-        self._logged: set[str] = set()
+        self.pinned = gpu_bindings.new_pinned(device.handle, engine, NO_LIMIT)
+        self._once = LogOnce()
         node = node_near(device.pci)
         self._log(
             "" if node is None else engine.prefer_node(node),
@@ -86,9 +83,8 @@ class Staging:
 
     def _log(self, why: str, words: str) -> None:
         """Log `words` and the reason `why` once; nothing if that is empty."""
-        if why and words not in self._logged:
-            self._logged.add(words)
-            log_line(f"{self.device.name}: {words}: {why}")
+        if why:
+            self._once.line(f"{self.device.name}: {words}: {why}", write=log_line, about=words)
 
     def close(self) -> None:
         """Give back all, and what is under way when that has ended."""

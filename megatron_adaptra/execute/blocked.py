@@ -49,7 +49,7 @@ def blocked(frames: Sequence[FrameType], me: int, on_gpu: bool = False) -> Block
                 return Blocked(what, others, together)
     inner = frames[0] if frames else None
     launches = on_gpu and inner is not None and _may_wait_for_gpu(inner)
-    loads = any(_module(frame).startswith("torch.utils.data") for frame in frames)
+    loads = any(module_of(frame).startswith("torch.utils.data") for frame in frames)
     what = "the data loader, in " if loads else ""
     return Blocked(f"is in {what}{place}", None if launches else ())
 
@@ -63,7 +63,7 @@ def place_of(frames: Sequence[FrameType]) -> str:
     outside = [frame for frame in frames if not _library(frame)]
     shown += [frame for frame in outside[:1] if frame not in shown]
     for frame in outside[1:]:
-        module = _module(frame)
+        module = module_of(frame)
         if module == "megatron.training.training" or module.endswith("pipeline_parallel.schedules"):
             break
         if not module.startswith(("megatron", _OURS)):
@@ -77,7 +77,7 @@ _Found = tuple[str, Sequence[int] | None, bool]
 
 def _in_torch(frames: Sequence[FrameType], place: str) -> _Found:
     """Return the collective or message of torch's that the thread is in; raises where it is not."""
-    inside = [at for at, frame in enumerate(frames) if _module(frame) == _C10D]
+    inside = [at for at, frame in enumerate(frames) if module_of(frame) == _C10D]
     outer = frames[inside[-1]]
     name, found = outer.f_code.co_name, [dict(frames[at].f_locals) for at in inside]
     ends = ("src", "dst") if name in ("recv", "send") else ()
@@ -95,23 +95,23 @@ def _in_torch(frames: Sequence[FrameType], place: str) -> _Found:
 
 def _in_ours(frames: Sequence[FrameType], place: str) -> _Found:
     """Return what a thread waits for in the plugin's own code; raises where it is not there."""
-    ours = [frame for frame in frames if _module(frame).startswith(_OURS)]
-    if frames and not _module(next(f for f in frames if not _library(f))).startswith(_OURS):
+    ours = [frame for frame in frames if module_of(frame).startswith(_OURS)]
+    if frames and not module_of(next(f for f in frames if not _library(f))).startswith(_OURS):
         raise LookupError("it is in other code")
     for frame in ours:
-        if _module(frame).startswith("megatron_adaptra.execute.small"):
+        if module_of(frame).startswith("megatron_adaptra.execute.small"):
             members = getattr(frame.f_locals.get("self"), "members", None)
             if isinstance(members, tuple):
                 what = f"is in a small collective over {short(members)}, at {place}"
                 return what, members, True
-    if _module(ours[0]).startswith(("megatron_adaptra.emulate", "megatron_adaptra.demo")):
+    if module_of(ours[0]).startswith(("megatron_adaptra.emulate", "megatron_adaptra.demo")):
         raise LookupError("it waits for no other rank")
     return f"is in {place}", None, False
 
 
 def _for_handle(frames: Sequence[FrameType], place: str) -> _Found:
     """Return the group of a handle that is waited for, where the object that waits has it."""
-    frame = next(f for f in frames if not _library(f) and not _module(f).startswith(_OURS))
+    frame = next(f for f in frames if not _library(f) and not module_of(f).startswith(_OURS))
     if not _WAITS.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno)):
         raise LookupError("it waits for no handle")
     if "self" not in frame.f_code.co_varnames:  # a schedule's locals are tensors, kept by reading
@@ -126,26 +126,27 @@ def _for_handle(frames: Sequence[FrameType], place: str) -> _Found:
 
 
 def _may_wait_for_gpu(frame: FrameType) -> bool:
-    module = _module(frame)
+    module = module_of(frame)
     if module.startswith("torch.utils.data"):
         return False
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return module.partition(".")[0] in _LAUNCHES or bool(_SYNCHRONIZES.search(line))
 
 
-def _module(frame: FrameType) -> str:
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a `frame` runs; "" if it has none."""
     return str(frame.f_globals.get("__name__", ""))
 
 
 def _library(frame: FrameType) -> bool:
     """Return whether a frame is of Python's own library, or of torch."""
-    top = _module(frame).partition(".")[0]
+    top = module_of(frame).partition(".")[0]
     return top == "torch" or top in sys.stdlib_module_names
 
 
 def _passes(frame: FrameType) -> bool:
     """Return whether a frame only hands a call of torch's on."""
-    return _module(frame).startswith((_OURS, "torch.distributed.c10d_logger"))
+    return module_of(frame).startswith((_OURS, "torch.distributed.c10d_logger"))
 
 
 def _named(frame: FrameType) -> str:

@@ -14,12 +14,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+from megatron_adaptra.agree.store import KeyValueStore
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.blocked import blocked
@@ -34,6 +35,7 @@ _AT_ONCE = 200  # keys: fewer than the store takes a second for
 _ALL_LOOK = 64  # ranks of a job in which each may read the notes of all
 _LISTED = 8  # ranks without a note that are looked at: whether their process is stopped
 _serials = count()  # activations of this process, the same on all ranks
+T = TypeVar("T")
 
 
 class HangWatch:
@@ -218,35 +220,32 @@ class HangWatch:
     # The store. On a busy host a request may take longer than its limit, and so is made twice. Once
     # the store has not answered both in a look, it is not asked again in that.
 
-    def _put(self, key: str, text: str) -> None:
-        store = self._watchdog.failure_log.store
-        if self._answers and store is not None:
-            name = f"{self._prefix}/{key}"
-            self._answers = store.put(name, text) or store.put(name, text)
-
-    def _first(self, key: str, text: str) -> str | None:
+    def _ask(self, request: Callable[[KeyValueStore], T | None]) -> T | None:
         store = self._watchdog.failure_log.store
         if not self._answers or store is None:
             return None
-        name = f"{self._prefix}/{key}"
-        value = store.put_first(name, text) or store.put_first(name, text)
-        self._answers = value is not None
-        return value
+        found = request(store)
+        if found is None:
+            found = request(store)
+        self._answers = found is not None
+        return found
+
+    def _put(self, key: str, text: str) -> None:
+        self._ask(lambda store: store.put(f"{self._prefix}/{key}", text) or None)
+
+    def _first(self, key: str, text: str) -> str | None:
+        return self._ask(lambda store: store.put_first(f"{self._prefix}/{key}", text))
 
     def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        store = self._watchdog.failure_log.store
-        if not self._answers or store is None or not keys:
-            return {}
         got: dict[str, str] = {}
         for first in range(0, len(keys), _AT_ONCE):
-            some = {f"{self._prefix}/{key}": key for key in keys[first : first + _AT_ONCE]}
-            if (found := store.get_all(some)) is None:
-                found = store.get_all(some)
-            self._answers = found is not None
-            if found is None:
-                break
-            got |= {some[key]: value for key, value in found.items()}
+            got |= self._get_some(keys[first : first + _AT_ONCE])
         return got
+
+    def _get_some(self, keys: Sequence[str]) -> Mapping[str, str]:
+        names = {f"{self._prefix}/{key}": key for key in keys}
+        found = self._ask(lambda store: store.get_all(names)) or {}
+        return {names[name]: value for name, value in found.items()}
 
 
 def _name(rank: int, places: Mapping[str, str]) -> str:

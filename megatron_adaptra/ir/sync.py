@@ -105,20 +105,13 @@ class SyncPlan:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
-def parse_sync(text: str, replicas: int | None = None) -> SyncPlan:
-    """The plan of a `text` that `SyncPlan.text` has written, for so many `replicas`, or any number.
-
-    Raises BadInput for any other text, and for counts that are no plan.
-    """
+def parse_sync(text: str) -> SyncPlan:
+    """The plan of a `text` that `SyncPlan.text` has written; raises BadInput for any other."""
     found = _TEXT.fullmatch(text)
     if found is None:
         allowed = "'sync', the microbatches per replica, ':' and one count per replica"
         raise BadInput("shares of microbatches", text, allowed)
-    counts = tuple(int(count) for count in found[2].split())
-    if replicas is not None and len(counts) != replicas:
-        allowed = f"one per replica, and there are {replicas}"
-        raise BadInput("counts of microbatches", list(counts), allowed)
-    return SyncPlan(int(found[1]), counts)
+    return SyncPlan(int(found[1]), tuple(int(count) for count in found[2].split()))
 
 
 def check_counts(microbatches: int, counts: Sequence[int]) -> None:

@@ -108,8 +108,10 @@ class Timeline:
         """Per worker, the most activations held at once (units of design: one microbatch)."""
         peaks = []
         chunks = 1 + max((s.op.chunk for s in self.spans), default=0)
+        # Of two ops that start together, one without duration is first.
+        ordered = sorted(self.spans, key=lambda s: (s.start, s.end))
         for worker in range(self.workers):
-            line = [s.op for s in sorted((s for s in self.spans if s.stage == worker), key=_when)]
+            line = [s.op for s in ordered if s.stage == worker]
             peaks.append(peak_in_flight(line, chunks))
         return tuple(peaks)
 
@@ -134,8 +136,3 @@ class Timeline:
                 data.get("replicas", 1),
                 data.get("stages", 0),
             )
-
-
-def _when(span: Span) -> tuple[float, float]:
-    """Return the key to sort by: of two ops that start together, one without duration is first."""
-    return span.start, span.end

@@ -63,7 +63,8 @@ def arrivals(came: Floats, least: Floats, known: Floats | None = None) -> Arriva
     back = there.T
     trips = there + back
     doubts = np.maximum(0.0, trips - least) / 2
-    apart = _less((there - back) / 2, doubts)  # [one, other]: how much later than that one
+    apart = (there - back) / 2  # [one, other]: how much later than that one
+    apart = np.copysign(np.maximum(0.0, np.abs(apart) - doubts), apart)
     if known is not None:
         one_way = np.where(np.isnan(back), there - known, np.nan)
         for way in (one_way, -one_way.T):
@@ -110,7 +111,3 @@ def _moments(apart: Floats, doubts: Floats) -> Floats:
             row.sort()
             moments[rank] = (row[(len(row) - 1) // 2] + row[len(row) // 2]) / 2
     return moments
-
-
-def _less(late: Floats, doubts: Floats) -> Floats:
-    return np.copysign(np.maximum(0.0, np.abs(late) - doubts), late)

@@ -14,9 +14,8 @@ from statistics import median
 import numpy as np
 
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.measure.arrivals import Pair, Seen, arrivals, by_path
+from megatron_adaptra.measure.arrivals import Pair, Seen, after_the_first, arrivals, by_path
 from megatron_adaptra.measure.detect import ABSOLUTE, DelayChart
-from megatron_adaptra.measure.own_lateness import OwnLateness
 from megatron_adaptra.measure.rotation import Rotation
 from megatron_adaptra.measure.statistics import Floats, medians
 
@@ -30,7 +29,8 @@ class LateRanks:
     """A detector watches ranks 0 to `ranks` - 1 of a group.
 
     `now`: by rank, the seconds by which it came late by its own fault to the last reduction.
-    `buffer`: seconds of that buffer through a port.
+    `buffer`: seconds of that buffer through a port. `rotation`: more iterations have to agree while
+    lateness moves from rank to rank.
 
     Raises:
         BadInput: fewer than two ranks.
@@ -50,12 +50,7 @@ class LateRanks:
         self._recent = np.full((ranks, ranks), np.nan)
         self._trips = np.full((ranks, ranks, _TRIPS), np.nan)
         self._least = np.full((ranks, ranks), np.inf)
-        self._rotation = Rotation()
-
-    @property
-    def rotating(self) -> bool:
-        """True where lateness moves from rank to rank, so that more iterations have to agree."""
-        return self._rotation.rotating
+        self.rotation = Rotation()
 
     def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
         """Take one iteration; return whether lateness or a path is no longer as planned for.
@@ -82,8 +77,8 @@ class LateRanks:
         late_now = now.late
         if between is not None:
             late_now = self._own.of(now.late, between, ABSOLUTE * buffer, now.doubts)
-        self._rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
-        least = 2 * AGREE if self.rotating else AGREE
+        self.rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
+        least = 2 * AGREE if self.rotation.rotating else AGREE
         self.now = late_now
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
@@ -151,7 +146,7 @@ class LateRanks:
 
     def note(self) -> str | None:
         """Return, once, a note that lateness moves and no plan helps against that; else None."""
-        if not self._rotation.to_note():
+        if not self.rotation.to_note():
             return None
         return "another rank is late in each iteration: no plan helps, gradients stay with native"
 
@@ -193,3 +188,62 @@ class Watched:
         if self.changed:
             self.chart.accept(buffer)
             self.named, self.changed = self.value, False
+
+
+class OwnLateness:
+    """A filter finds each rank's own lateness, without what the last all-reduce has caused.
+
+    A rank for which an all-reduce ends later comes later to the next one, and under another plan it
+    does not. So its own lateness is the time that it takes longer than others between two
+    all-reduces. But where ranks wait for each other in between, for the mean of a loss, that time
+    includes the wait, and their own lateness is what shows at the next arrival. Both follow from
+    the same seconds; the one that stays the same when all-reduces end at other times shows whether
+    a program has such waits.
+
+    `free`: True where ranks seem not to wait for each other between all-reduces.
+    """
+
+    def __init__(self) -> None:
+        self.free = False
+        self._evidence = 0.0  # seconds; above 0 where ranks are free
+        # Of the last iteration, by rank: its lateness, if certain, and its seconds in between.
+        self._last: tuple[dict[int, float], dict[int, float]] = ({}, {})
+
+    def of(
+        self,
+        came: Mapping[int, float],
+        between: Mapping[int, float],
+        matters: float,
+        doubts: Mapping[int, float],
+    ) -> dict[int, float]:
+        """Return, by rank, its own seconds after the first ranks in one iteration.
+
+        Args:
+            came: by rank, the seconds that it came after the first ones.
+            between: by rank, the seconds from the end of the last all-reduce there to its arrival.
+            matters: seconds; changes by less are chance.
+            doubts: by rank, the seconds by which `came` may be wrong, as where messages waited for
+                a core. A rank with more than `matters` is not used to find out who is `free`.
+        """
+        took = after_the_first({rank: between[rank] for rank in came if rank in between})
+        sure = {rank: late for rank, late in came.items() if doubts.get(rank, 0.0) <= matters}
+        self._compare(sure, took, matters)
+        self._last = sure, took
+        if self.free:
+            return {rank: took.get(rank, late) for rank, late in came.items()}
+        return {rank: min(late, took.get(rank, late)) for rank, late in came.items()}
+
+    def _compare(
+        self, came: Mapping[int, float], took: Mapping[int, float], matters: float
+    ) -> None:
+        """Update `free`: a rank that gets late changes both, another all-reduce end only one."""
+        came_before, took_before = self._last
+        ranks = came.keys() & came_before.keys() & took.keys() & took_before.keys()
+        came_by, took_by = (
+            sum(x for r in ranks if (x := abs(now[r] - before[r])) > matters)
+            for now, before in ((came, came_before), (took, took_before))
+        )
+        limit = 2 * matters  # so that one all-reduce that ends very differently shows it
+        self._evidence = max(-limit, min(limit, self._evidence + came_by - took_by))
+        if abs(self._evidence) > matters:  # else as before
+            self.free = self._evidence > 0

@@ -81,7 +81,7 @@ def _delays(some: Sequence[Stamps], alone: Mapping[int, Transfer]) -> list[float
 
 
 class Seen(NamedTuple):
-    """A sight of a link holds what its messages took; an infinite `ahead` is that of probes."""
+    """A sight of a link holds what messages took; an infinite `ahead` is that of posted probes."""
 
     seconds: float
     transit: float
@@ -94,11 +94,6 @@ def seen_by_messages(sample: LinkSample, crowded: bool = False) -> Seen | None:
     if seconds is None or sample.transit is None or sample.ahead is None:
         return None
     return Seen(seconds, sample.transit, sample.ahead)
-
-
-def seen_by_probe(sample: LinkSample) -> Seen | None:
-    """Return what a probe has shown, whose receive stands posted."""
-    return None if sample.probed is None else Seen(sample.probed, sample.probed)
 
 
 def on_the_way(link: Link, seen: Mapping[Link, Seen], hosts: Mapping[int, str]) -> float | None:

@@ -5,8 +5,10 @@ Links run between workers, of one pipeline or of several, numbered as in `ir.rou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.detect import ABSOLUTE, RELATIVE, DelayChart
@@ -15,14 +17,14 @@ from megatron_adaptra.measure.link_delay import (
     Seen,
     on_the_way,
     seen_by_messages,
-    seen_by_probe,
     without_handshake,
 )
-from megatron_adaptra.measure.link_model import LinkModel
+from megatron_adaptra.measure.link_fit import LinkFit, Sample, slope_of
 from megatron_adaptra.measure.port_use import PortModel
 from megatron_adaptra.measure.report import LinkSample, StageReport
 from megatron_adaptra.measure.stock_messages import Excess, stock_links
 
+WELL = 5  # iterations whose medians are what a healthy link takes
 _BETWEEN = 4  # links that a worker between two others has at least
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 LONGEST = 3600.0  # seconds: no message takes longer
@@ -96,7 +98,11 @@ class LinkEstimates:
         self._stage_seconds = stage_seconds
         samples = {(s, r.worker): sample for r in reports for s, sample in r.links.items()}
         self._take_busy(reports, samples)
-        probed = {link: seen for link, one in samples.items() if (seen := seen_by_probe(one))}
+        probed = {
+            link: Seen(one.probed, one.probed)
+            for link, one in samples.items()
+            if one.probed is not None
+        }
         if all(report.ops for report in reports):  # it ran over Megatron's own messages
             delays = self._of_stock(probed, stock_links(reports, self._chunks))
         else:
@@ -260,3 +266,71 @@ def _of_pipeline(workers: Sequence[int], chunks: int) -> list[Link]:
     if chunks > 1 and len(workers) > 2:
         pairs.append((workers[-1], workers[0]))
     return [link for a, b in pairs for link in ((a, b), (b, a))]
+
+
+class LinkModel:
+    """A link model converts between seconds of our messages and Megatron's on a directed link.
+
+    Our messages leave the GPU by way of the host, so one of them may take ten times as long as
+    NCCL's on a healthy link. A link that slows down delays both by as much: that shows what the
+    kind that is not in use takes.
+    """
+
+    def __init__(self) -> None:
+        self._fit = LinkFit()
+        self._thin = False
+        self._slope: float | None = None  # of the last iteration, seconds per byte
+        self._theirs: deque[float] = deque(maxlen=WELL)
+        self._small: deque[float] = deque(maxlen=WELL)
+        self._slopes: deque[float] = deque(maxlen=WELL)
+
+    def add(self, small: float, busy: Iterable[Sample]) -> None:
+        """Take what our messages took in an iteration.
+
+        Args:
+            small: seconds that a small one took.
+            busy: by size, the seconds beyond `small` that larger ones kept the link busy.
+        """
+        row = [Sample(0.0, small), *(Sample(n, small + s) for n, s in busy)]
+        self._slope = slope_of(row)
+        self._fit.add(row)
+        if (fit := self._fit.fit()) is not None:
+            self._thin = fit.sure or (self._thin and fit.likely)
+
+    def wire(self, nbytes: float) -> float:
+        """Return the seconds that our message of `nbytes` keeps the link busy; 0 if not known."""
+        fit = self._fit.fit()
+        return nbytes * fit.per_byte if fit is not None and self._thin else 0.0
+
+    def small(self) -> float | None:
+        """Return a small message's seconds, with the difference of clocks; None if not known."""
+        fit = self._fit.fit()
+        return None if fit is None else fit.delay
+
+    def while_well(self, theirs: float, small: float) -> None:
+        """Note the seconds of Megatron's message, `theirs`, and of a `small` one on a healthy link.
+
+        For larger ones of ours the last known slope is noted, too: few iterations show one, and
+        only a later one may show for sure that the link is thin.
+        """
+        self._theirs.append(theirs)
+        self._small.append(small)
+        if self._slope is not None:
+            self._slopes.append(self._slope)
+
+    def as_stock(self, ours: float, nbytes: float) -> float:
+        """Return the seconds of Megatron's message of `nbytes` where ours takes `ours` seconds."""
+        if not self._small:
+            return ours
+        return median(self._theirs) + max(0.0, ours - self._ours(nbytes))
+
+    def as_ours(self, theirs: float, nbytes: float) -> float:
+        """Reverse `as_stock`: return our seconds for `nbytes` where Megatron's are `theirs`."""
+        if not self._small:
+            return theirs
+        return self._ours(nbytes) + max(0.0, theirs - median(self._theirs))
+
+    def _ours(self, nbytes: float) -> float:
+        """Return our message's seconds on a healthy link; `nbytes` count if they do in `wire`."""
+        slope = max(0.0, median(self._slopes)) if self._thin and self._slopes else 0.0
+        return median(self._small) + slope * nbytes

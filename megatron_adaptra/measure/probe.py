@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from megatron_adaptra.device.base import Device, Mark
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST, Device, Mark
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.measure.core_wait import CoreWait
-from megatron_adaptra.measure.garbage_time import GarbageTime
+from megatron_adaptra.measure.host_use import CoreWait
 from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationRecord, OpTime
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps
@@ -37,9 +37,11 @@ class Probe:
         self._marks: list[_Marks] = []
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
-        self._cpu = _no_seconds if clock.behind else time.thread_time  # of the thread
         self._core_wait = CoreWait()  # opens nothing before its first call
-        self._queued = _not_known if clock.behind else self._core_wait
+        self._cpu: Callable[[], float] = time.thread_time
+        self._queued: Callable[[], float | None] = self._core_wait
+        if clock.behind:  # the host's are not the op's, and to ask takes as long as to launch one
+            self._cpu, self._queued = lambda: 0.0, lambda: None
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
         self._op_queued: float | None = None
@@ -164,15 +166,6 @@ class Probe:
         self._unread.append(fill)
 
 
-def _no_seconds() -> float:
-    """Return 0 for an op of a device: asking the kernel takes as long as launching the op."""
-    return 0.0
-
-
-def _not_known() -> None:
-    """Return None for an op of a device: the host's wait for a core is not the op's."""
-
-
 def _read_ops(
     record: IterationRecord,
     begin: Mark,
@@ -216,3 +209,42 @@ def _read_end(record: IterationRecord, end: Mark) -> bool:
 def _to_come(mark: Mark) -> bool:
     """Return whether the moment of `mark` is still to come, which it never is after a fault."""
     return mark.at() is None and not mark.fault
+
+
+class GarbageTime:
+    """A garbage time counts the CPU seconds of garbage collections in this process, once made."""
+
+    def __init__(self) -> None:
+        self._seconds = seconds = [0.0, 0.0]  # of all threads; of the one that makes this
+        thread, begun = threading.get_ident(), [0.0]
+
+        # A function of its own: a method in gc.callbacks would keep this object for ever.
+        def seen(phase: str, _: Mapping[str, int]) -> None:
+            now = time.thread_time()
+            if phase == "start":
+                begun[0] = now
+                return
+            seconds[0] += now - begun[0]
+            if threading.get_ident() == thread:
+                seconds[1] += now - begun[0]
+
+        self._seen = seen
+        gc.callbacks.append(seen)
+
+    @property
+    def total(self) -> float:
+        """The seconds so far; any thread that collects stops all others that run Python."""
+        return self._seconds[0]
+
+    @property
+    def own(self) -> float:
+        """The seconds so far of the thread that has made this."""
+        return self._seconds[1]
+
+    def close(self) -> None:
+        """Stop counting; may be called twice."""
+        if self._seen in gc.callbacks:
+            gc.callbacks.remove(self._seen)
+
+    def __del__(self) -> None:
+        self.close()

@@ -59,7 +59,7 @@ class SlowWorkers:
             worker: DelayChart(lasting=LASTING, threshold=math.log(SLOW))
             for worker in range(self._workers)
         }
-        self._groups = [self._of(stage) for stage in range(stages)]
+        self._groups = [range(stage, self._workers, stages) for stage in range(stages)]
         if not self._peers:
             self._groups = [range(stages)]
         self._normal = [_Normal(self._peers) for _ in self._groups]
@@ -166,9 +166,6 @@ class SlowWorkers:
         # Where the first samples were noisy a chart may take slow for normal: it knows no peers.
         slow = worker in self._named or abs(chart.level) >= math.log(SLOW)
         return _that_matters(chart.level) if slow else 0.0
-
-    def _of(self, stage: int) -> range:
-        return range(stage, self._workers, self._stages)
 
 
 def worker_in_words(worker: int, factor: float, stages: int) -> str:

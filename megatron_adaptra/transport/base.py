@@ -46,11 +46,6 @@ class Stamps:
         """Seconds on the way: from when it could move to when it was there."""
         return self.completed - (self.sent if self.eager else max(self.sent, self.posted))
 
-    @property
-    def exposed(self) -> float:
-        """Seconds that compute stood still for this message."""
-        return max(0.0, self.completed - self.wanted) if self.wanted else 0.0
-
 
 class Work(Protocol):
     """A send or a receive under way."""
@@ -59,7 +54,6 @@ class Work(Protocol):
 
     def done(self) -> bool:
         """Return whether `wait` would return, or raise, at once."""
-        ...
 
     def wait(self, timeout: float) -> Stamps:
         """Block until it is over.
@@ -70,11 +64,9 @@ class Work(Protocol):
         Raises:
             PeerLost: it failed or was aborted, or the timeout, with peer and tag.
         """
-        ...
 
     def abort(self) -> None:
         """Give up: a thread that waits gets PeerLost."""
-        ...
 
 
 class Transport(Protocol):
@@ -96,7 +88,6 @@ class Transport(Protocol):
         Raises:
             PeerLost: this side is closed.
         """
-        ...
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:
         """Post a receive, without blocking.
@@ -110,8 +101,6 @@ class Transport(Protocol):
             PeerLost: this side is closed.
             ValueError: the buffer is not contiguous.
         """
-        ...
 
     def close(self) -> None:
         """Release everything; aborts what is still under way. May be called twice."""
-        ...

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST
 
 
 @pytest.mark.parametrize(("forwards", "reported"), [(1, "end"), (2, "F1"), (8, "F1")])

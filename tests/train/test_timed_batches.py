@@ -11,9 +11,9 @@ pytest.importorskip("megatron.core")
 
 from megatron.core.rerun_state_machine import RerunDataIterator
 
-from megatron_adaptra.adapter.pipeline.timed_batches import timed
+from megatron_adaptra.adapter.pipeline.counted_batches import timed
 from megatron_adaptra.agree.guard import Guard
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.adapt.loop import Vote
+from megatron_adaptra.adapt.schedules.advice import Starvation
 from megatron_adaptra.adapt.schedules.policy import (
     EXECUTOR,
     Change,
@@ -24,7 +25,6 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.replica_estimate import Changed
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.starvation import Starvation
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth, ports_in_words
 from megatron_adaptra.sim.clock import simulate

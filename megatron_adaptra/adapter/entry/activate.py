@@ -15,8 +15,7 @@ from megatron_adaptra.base.errors import UnsupportedBackend
 from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.device.base import Device
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST, Device
 
 _active: list[Activation] = []  # at most one
 

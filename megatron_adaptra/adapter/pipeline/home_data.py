@@ -20,7 +20,6 @@ class ReadsHomes(Protocol):
 
     def of_home(self, home: int) -> Iterator[Any]:
         """Return the batches of replica `home` in the same iteration, from the first one on."""
-        ...
 
 
 def reads_homes(iterator: Any) -> TypeGuard[ReadsHomes]:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,61 +23,43 @@ Key = tuple[int, int, int | None]  # microbatch, chunk and home
 Tensors = Iterable[torch.Tensor | None]
 
 
-class Bytes(Protocol):
-    """A Bytes counts the bytes of activations. A `key` is a microbatch, its chunk and its home."""
+class Bytes:
+    """A Bytes counts the bytes of activations; this one counts nothing.
+
+    A `key` is a microbatch, its chunk and its home.
+    """
 
     def begins(self) -> None:
         """Prepare to count an op that makes activations."""
-        ...
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
         """Add what a backward from `output` needs, and `others`, for `key`; return their bytes."""
-        ...
+        return 0
 
     def keep(self, key: Key, kept: Tensors) -> None:
         """Count `kept` alone for `key` from now on: its other tensors are gone."""
-        ...
 
     @property
     def peak(self) -> int | None:
         """The most bytes so far; None where they are not counted."""
-        ...
+        return None
 
     @property
     def free(self) -> int | None:
         """The bytes that the device has left; None where it was not asked."""
-        ...
-
-
-class Uncounted(Bytes):
-    """An Uncounted counts nothing."""
-
-    peak = free = None
-
-    def begins(self) -> None:
-        pass
-
-    def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
-        return 0
-
-    def keep(self, key: Key, kept: Tensors) -> None:
-        pass
+        return None
 
 
 class GraphBytes(Bytes):
     """A GraphBytes counts on a CPU. `ignored`: tensors that exist anyway, such as parameters."""
 
     peak: int | None = 0
-    free = None
 
     def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
         self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
         self._users: Counter[int] = Counter()
         self._bytes = 0
         self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
-
-    def begins(self) -> None:
-        pass
 
     def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
         self.keep(key, [*saved_tensors(output.grad_fn), *others])
@@ -150,7 +132,7 @@ class ActivationMeter:
         self._chunks, self.peak = chunks, 0.0
         self._per_microbatch = 0  # bytes of one whole microbatch of one chunk, the most seen
         self._units: dict[Key, float] = {}
-        self._bytes: Bytes = Uncounted()
+        self._bytes = Bytes()
         if counted:
             on_device = torch.device(torch.cuda.current_device()).type == "cuda"
             self._bytes = AllocatorBytes() if on_device else GraphBytes(ignored)

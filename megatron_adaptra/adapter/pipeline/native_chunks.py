@@ -98,8 +98,14 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         recv_next: bool,
         tensor_shape: Any,
     ) -> Any:
-        """Megatron calls it where messages do not overlap: never in `overlapping`."""
-        raise ScheduleError("Megatron's messages do not overlap, although its config says so")
+        """Send what a forward and a backward have made; receive what the next ones need.
+
+        Megatron calls it where messages do not overlap: in a rehearsal, never in `overlapping`.
+        """
+        self._send(Kind.SEND_F, output_tensor)
+        self._send(Kind.SEND_B, input_tensor_grad)
+        wanted = (Kind.F, recv_prev), (Kind.B, recv_next)
+        return [self._receive(kind) if receives else None for kind, receives in wanted]
 
     def finish(self) -> None:
         """Raise ScheduleError unless everything has been sent and received."""

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from megatron_adaptra.adapter.compat.closed_groups import Tie
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
+from megatron_adaptra.execute.blocked import module_of, short
 
 # Of Megatron: gradients and parameters of data-parallel ranks, and barriers of its timers, which
 # come once per iteration, whatever the order of ops.
@@ -124,11 +125,11 @@ def _meeting(name: str, ranks: frozenset[int], finalize: CodeType | None) -> Tie
     `name`: of ProcessGroup's method. `finalize`: what comes after all ops.
     """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and _module(frame) in (__name__, _PATCHES):
+    while frame is not None and module_of(frame) in (__name__, _PATCHES):
         frame = frame.f_back  # of this watch, or of several; what calls one of ours is no op
     caller = ""
     while frame is not None:
-        module = _module(frame)
+        module = module_of(frame)
         if module in _ONCE or frame.f_code is finalize:
             return None
         if module == c10d.__name__:
@@ -139,12 +140,8 @@ def _meeting(name: str, ranks: frozenset[int], finalize: CodeType | None) -> Tie
             caller = f"{module}.{frame.f_code.co_name}"
         frame = frame.f_back
     kind = "backward" if torch._C._current_autograd_node() is not None else "forward"
-    why = f"{caller or 'torch'} calls {name} over ranks {_short(ranks)} in a {kind}"
-    return Tie(tuple(sorted(ranks)), why)
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+    members = tuple(sorted(ranks))
+    return Tie(members, f"{caller or 'torch'} calls {name} over {short(members)} in a {kind}")
 
 
 def _ranks_of(group: Any) -> frozenset[int]:
@@ -153,10 +150,3 @@ def _ranks_of(group: Any) -> frozenset[int]:
         return frozenset(dist.get_process_group_ranks(group))
     except (KeyError, RuntimeError, ValueError):
         return frozenset()
-
-
-def _short(ranks: frozenset[int]) -> str:
-    """All of up to eight ranks, else the first ones."""
-    listed = sorted(ranks)
-    more = "" if len(listed) <= 8 else f" and {len(listed) - 6} more"
-    return ", ".join(map(str, listed if not more else listed[:6])) + more

@@ -21,8 +21,12 @@ def messages_at_once(program: Program, worker: int) -> int:
     return SPARE + sum(max(1, n) for n in own)
 
 
-class PinnedFirst:
-    """A PinnedFirst pins the memory that a proposal needs, before this rank agrees to it.
+def pin_first(
+    staging: Staging, name: str, worker: int, ahead: int | None, nbytes: int, proposal: Proposal
+) -> None:
+    """Pin the memory that the schedule of a `proposal` needs, until its swap.
+
+    Waits for the driver. Raises DeviceFailed where the driver pins less.
 
     Args:
         staging: of this rank's GPU.
@@ -30,25 +34,14 @@ class PinnedFirst:
         worker: its number.
         ahead: as for `lower`.
         nbytes: of a message.
+        proposal: to which this rank has not agreed yet.
     """
-
-    def __init__(
-        self, staging: Staging, name: str, worker: int, ahead: int | None, nbytes: int
-    ) -> None:
-        self._staging, self._name = staging, name
-        self._worker, self._ahead, self._nbytes = worker, ahead, nbytes
-
-    def __call__(self, proposal: Proposal) -> None:
-        """Pin the memory that the schedule of a `proposal` needs, until its swap.
-
-        Waits for the driver. Raises DeviceFailed where the driver pins less.
-        """
-        schedule = proposal.bundle.values.get(SCHEDULE)
-        if not isinstance(schedule, Schedule) or schedule.stock:
-            return
-        count = messages_at_once(lower(schedule, self._ahead), self._worker)
-        if why := self._staging.reserve(self._nbytes, count, proposal.swap):
-            raise DeviceFailed(f"{self._name} cannot pin memory for its GPU's messages: {why}")
+    schedule = proposal.bundle.values.get(SCHEDULE)
+    if not isinstance(schedule, Schedule) or schedule.stock:
+        return
+    count = messages_at_once(lower(schedule, ahead), worker)
+    if why := staging.reserve(nbytes, count, proposal.swap):
+        raise DeviceFailed(f"{name} cannot pin memory for its GPU's messages: {why}")
 
 
 def waits_for_vote(staging: Staging, ballot: Ballot, iteration: int) -> bool:

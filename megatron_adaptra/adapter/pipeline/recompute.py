@@ -41,7 +41,7 @@ class Replay:
         """Drop the activations of the first run, in a `with`; its output must be detached."""
         self._states = random._get_all_rng_states()
         before = _versions(buffers_of(model))
-        with torch.autograd.graph.saved_tensors_hooks(_drop, _dropped):
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _dropped):
             yield
         self._buffers = _changed(before)
 
@@ -94,10 +94,6 @@ class _Recorded:
 
 def _validated(*_: Any, **__: Any) -> None:
     """Validate nothing: Megatron counts validations, and keeps the first ones' greatest loss."""
-
-
-def _drop(_: torch.Tensor) -> None:
-    return None
 
 
 def _dropped(_: None) -> torch.Tensor:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
     config_of,
@@ -40,7 +40,7 @@ from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import DeviceFailed, PeerLost, ScheduleError, line_of
 from megatron_adaptra.config import SPLITTING
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
 from megatron_adaptra.execute.mailbox import Mailbox
 from megatron_adaptra.ir.op import Kind, Op
@@ -50,40 +50,33 @@ from megatron_adaptra.transport.base import Transport, Work
 _BEFORE = 2  # iterations: caches are filled, and the optimizer has its state
 _MOST = 64 << 20  # bytes of messages that go over one link, one way
 _LEAST = 2  # microbatches whose messages do, whatever they take
-_CALLS = (
-    "recv_forward", "recv_backward", "send_forward", "send_backward",
-    "send_forward_recv_backward", "send_backward_recv_forward",
-    "send_forward_recv_forward", "send_backward_recv_backward",
-    "send_forward_backward_recv_forward_backward",
-)  # fmt: skip
+_CALLS = [target.rpartition(".")[2] for target in PATCHES["rehearsal"].targets]
 _DOCTOR = "`adaptra doctor` on both hosts looks for the reason"
 
 
 class Rehearsal:
     """A rehearsal tries this rank's own messages once in a job, beside Megatron's.
 
-    `context`: of this rank. `at`: the earliest iteration for it, -1 until the job's first one is
-    known, and where there is nothing to rehearse. Iterations that Megatron skips put it off.
+    `context`: of this rank. `wanted`: there may be something to rehearse. `at`: the earliest
+    iteration for it, -1 until the job's first one is known, and where there is nothing to rehearse.
+    Iterations that Megatron skips put it off.
     """
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: RankContext, wanted: bool = True) -> None:
         self._context = context
+        self._wanted = wanted and context.config.policy in ("adaptive", *SPLITTING)
         self.at = -1
         self._begun = self._settled = False
         self._reason = ""  # why it has failed here
         self._waited = False  # it is that a message of another rank was not there
         self._shadow: _Shadow | None = None
 
-    def stock_until(self, first: int, arguments: ScheduleArgs) -> int:
-        """Return the iteration before which no rank leaves stock; the run begins with `first`.
-
-        `arguments`: of Megatron's schedule. The same on all ranks.
-        """
-        rehearses = self._context.config.policy in ("adaptive", *SPLITTING)
-        if self.at < 0 and rehearses:
-            self.at = first + _BEFORE
-        if self.at < 0:
+    def stock_until(self, first: int) -> int:
+        """Return the iteration before which no rank leaves stock; the run begins with `first`."""
+        if not self._wanted:
             return 0
+        if self.at < 0:
+            self.at = first + _BEFORE
         return self.at + 2  # the one after it begins before the ranks have agreed
 
     @contextlib.contextmanager
@@ -212,7 +205,7 @@ class _Shadow:
         if chunks == 1:
             self._native = AdaptraCommunicator(group, config, profile, line, self._mailbox)
         else:
-            self._native = _ChunkShadow(group, config, chunks, line, self._mailbox)
+            self._native = ChunkCommunicator(group, config, chunks, line, self._mailbox)
         self._name = context.watchdog.name
         for op in first_posts(run.program, context.worker):
             self._mailbox.post(op)
@@ -285,23 +278,6 @@ class _Shadow:
                 f"the message {what} {self._name(peer)} is not there {waits.REHEARSAL:g} s after "
                 f"the iteration ({line_of(error)}); {_DOCTOR}"
             ) from error
-
-
-class _ChunkShadow(ChunkCommunicator):
-    """A chunk shadow also repeats calls that do not overlap; our own messages always do."""
-
-    def send_forward_backward_recv_forward_backward(
-        self,
-        output_tensor: Any,
-        input_tensor_grad: Any,
-        recv_prev: bool,
-        recv_next: bool,
-        tensor_shape: Any,
-    ) -> Any:
-        """Send what a forward and a backward have made; receive what the next ones need."""
-        self._send(Kind.SEND_F, output_tensor)
-        self._send(Kind.SEND_B, input_tensor_grad)
-        return [self._receive(k) for k, w in ((Kind.F, recv_prev), (Kind.B, recv_next)) if w]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,10 @@ class Fits:
         return schedule, delays
 
     def _shape(self, schedule: Schedule) -> None:
-        theirs, ours = (_shape_of(one) for one in (schedule, self.start))
+        theirs, ours = (
+            (one.stages, one.microbatches, one.chunks, one.replicas)
+            for one in (schedule, self.start)
+        )
         if theirs != ours:
             raise Unfit(f"it has {_words(theirs)}, this job has {_words(ours)}")
 
@@ -116,10 +119,6 @@ class Fits:
             if peak > limit:
                 name = schedule.routes.name(worker)
                 raise Unfit(f"{name} holds {peak:g} microbatches, {limit:g} are allowed")
-
-
-def _shape_of(schedule: Schedule) -> tuple[int, ...]:
-    return schedule.stages, schedule.microbatches, schedule.chunks, schedule.replicas
 
 
 def _words(shape: tuple[int, ...]) -> str:

@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from megatron_adaptra.adapt.leader import Leader
+from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
 from megatron_adaptra.adapt.routes.remedy import ALIKE, NO_ROUTES, RouteRemedy
 from megatron_adaptra.adapt.schedules.advice import Advice
 from megatron_adaptra.adapt.schedules.decisions import WARMUP as WARMUP_DEPTHS
+from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.adapt.schedules.policy import ReplanPolicy
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    message_bytes,
+    message_of,
+    models_of,
+)
 from megatron_adaptra.adapter.limits import (
     APART,
     MOVED,
@@ -34,7 +40,7 @@ from megatron_adaptra.adapter.limits import (
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
-from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
+from megatron_adaptra.adapter.pipeline.pinned_vote import pin_first
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
@@ -55,25 +61,6 @@ from megatron_adaptra.plan.pipeline.initial import over_own_messages, starting_s
 # all that is kept for the second half, while nothing is freed. Measured: 0.4 to 1.2.
 HALVES = 1.5
 _LONGEST = 300  # characters of a reason
-
-
-@dataclass(frozen=True)
-class _Means:
-    """A _Means lists the conditions that plans of a run are made for.
-
-    `executes`: our executor runs the ops. `searches`: plans may have any order of ops. `pinned`:
-    the order has to stay Megatron's. `could`: our executor could run the ops, but is not asked to.
-    """
-
-    microbatches: int
-    chunks: int
-    rendezvous: bool
-    split: bool
-    recompute: bool
-    executes: bool
-    searches: bool
-    pinned: bool
-    could: bool
 
 
 def start_run(
@@ -109,9 +96,15 @@ def start_run(
     # A job that observes plans as one does that acts: what needs the executor for routes alone.
     could = executes and config.observes and (context.replicas == 1 or config.reroute != "auto")
     executes = executes and not could
-    means = _Means(
+    new_message = message_of(arguments)
+    setup = _Setup(
+        context,
+        wiring,
+        iteration,
+        watch,
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
+        message_bytes=message_bytes(arguments),
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous=wiring.rendezvous and context.emulator is None,
         split=executes and SPLIT not in limits,
@@ -122,13 +115,11 @@ def start_run(
         pinned=bool(pinned),
         could=could,
     )
-    new_message = message_of(arguments)
     controller, digest, reason = None, "", ""
     try:
         controller, digest = context.guard.result(
-            waits.START, _prepare, context, wiring, means, new_message, iteration, stock_until,
-            announce, resumes, watch,
-        )  # fmt: skip
+            waits.START, setup.prepare, stock_until, announce, resumes
+        )
         if not isinstance(getattr(controller, "ballot", None), Ballot):
             controller, reason = None, f"{controller!r} is no controller"
     except Exception as error:
@@ -138,7 +129,7 @@ def start_run(
         if controller is not None:
             context.guard.attempt(waits.END, controller.close)
         return None, f"adaptation cannot start: {reason}"
-    return Run(context, wiring, controller, means.microbatches, iteration, new_message), ""
+    return Run(context, wiring, controller, setup.microbatches, iteration, new_message), ""
 
 
 def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
@@ -156,75 +147,182 @@ def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
     return ""
 
 
-def _prepare(
-    context: RankContext,
-    wiring: Wiring,
-    means: _Means,
-    new_message: Callable[[], torch.Tensor],
-    iteration: int,
-    stock_until: int,
-    announce: bool,
-    resumes: bool,
-    watch: OpWatch | None,
-) -> tuple[Controller, str]:
-    """Make this rank's part in the replan loop, and a digest of what it begins with."""
-    config, group = context.config, wiring.plan_group
-    channels, store, log = wiring.channels, wiring.store, wiring.log
-    if channels is None or store is None or log is None:
-        raise AdaptraError("control is not open")  # the guard has logged why
-    start = _starting(context, wiring, means)
-    resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
-    tries = means.searches and (means.split or means.recompute) and not start.stock
-    tries = tries and (watch is None or watch.watched)  # one replica alone may try
-    first_trial = trial(start, means.split, means.recompute) if tries else None
-    links, cross = None, wiring.cross
-    if cross is not None:  # all ranks open those of a checkpoint's plan now
-        links = Links(crossing(resumed or start))
-        opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
-        cross.open(opening, opening.bundle)
-    ballot = starting_ballot(start, resumed, first_trial, iteration, links)
-    if iteration < stock_until:
-        stock = over_own_messages(
-            starting_schedule(
-                "adaptive", context.stages, means.microbatches, means.chunks, math.inf, False
+@dataclass(frozen=True)
+class _Setup:
+    """A _Setup makes one rank's part in the replan loop, from what plans of the run are made for.
+
+    `watch`: see `start_run`. `executes`: our executor runs the ops. `searches`: plans may have any
+    order of ops. `pinned`: the order has to stay Megatron's. `could`: our executor could run the
+    ops, but is not asked to.
+    """
+
+    context: RankContext
+    wiring: Wiring
+    iteration: int
+    watch: OpWatch | None
+    microbatches: int
+    chunks: int
+    message_bytes: int
+    rendezvous: bool
+    split: bool
+    recompute: bool
+    executes: bool
+    searches: bool
+    pinned: bool
+    could: bool
+
+    def prepare(self, stock_until: int, announce: bool, resumes: bool) -> tuple[Controller, str]:
+        """Return this rank's controller, and a digest of what it begins with; see `start_run`."""
+        context, wiring, watch, iteration = self.context, self.wiring, self.watch, self.iteration
+        group, channels, store = wiring.plan_group, wiring.channels, wiring.store
+        if channels is None or store is None or wiring.log is None:
+            raise AdaptraError("control is not open")  # the guard has logged why
+        start = self._start()
+        resumed, delays = self._resumed(start) if resumes else (None, {})
+        tries = self.searches and (self.split or self.recompute) and not start.stock
+        tries = tries and (watch is None or watch.watched)  # one replica alone may try
+        first_trial = trial(start, self.split, self.recompute) if tries else None
+        links, cross = None, wiring.cross
+        if cross is not None:  # all ranks open those of a checkpoint's plan now
+            links = Links(crossing(resumed or start))
+            opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
+            cross.open(opening, opening.bundle)
+        ballot = starting_ballot(start, resumed, first_trial, iteration, links)
+        if iteration < stock_until:
+            stock = starting_schedule(
+                "adaptive", context.stages, self.microbatches, self.chunks, math.inf, False
             )
+            ballot = Ballot(ballot.lasting, scheduled(over_own_messages(stock)), stock_until)
+        pinned: Callable[[Proposal], None] | None = None
+        if (staging := wiring.staging) is not None:
+            name = f"stage {context.stage} (rank {dist.get_rank()})"
+            pinned = partial(
+                pin_first, staging, name, context.worker, context.ahead, self.message_bytes
+            )
+            for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
+                pinned(Proposal(-1, iteration, bundle))
+
+        def ready(proposal: Proposal) -> None:
+            if watch is not None:
+                _keep_order(watch, proposal, start)
+            if cross is not None:
+                cross.open(proposal, ballot.lasting)
+            if pinned is not None:
+                pinned(proposal)
+
+        prepare = ready if watch or cross or pinned else None
+        digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
+        if not group.leader:
+            reports = group.leads(context.workers)
+            member = Member(
+                ballot, channels, store, context.config.timeout, first=iteration, reports=reports,
+                prepare=prepare,
+            )  # fmt: skip
+            return member, digest
+        last = dist.get_world_size() - 1  # Megatron's own writers are there
+        loop = self._loop(start, ballot.lasting[SCHEDULE], delays, wiring.log, announce)
+        watcher = group.members.index(last) if last in group.members[1:] else None
+        leader = Leader(
+            ballot, channels, store, loop, first=iteration, watcher=watcher, prepare=prepare
         )
-        ballot = Ballot(ballot.lasting, scheduled(stock), stock_until)
-    pinned: PinnedFirst | None = None
-    if (staging := wiring.staging) is not None:
-        name = f"stage {context.stage} (rank {dist.get_rank()})"
-        nbytes = new_message().nbytes
-        pinned = PinnedFirst(staging, name, context.worker, context.ahead, nbytes)
-        for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
-            pinned(Proposal(-1, iteration, bundle))
+        return leader, digest
 
-    def ready(proposal: Proposal) -> None:
-        if watch is not None:
-            _keep_order(watch, proposal, start)
-        if cross is not None:
-            cross.open(proposal, ballot.lasting)
-        if pinned is not None:
-            pinned(proposal)
+    def _loop(
+        self,
+        start: Schedule,
+        first: Schedule,
+        delays: Mapping[str, float],
+        log: DecisionLog[PlanDecision],
+        announce: bool,
+    ) -> Loop[Any]:
+        """Make the loop that plans on the leader, with its `log`.
 
-    prepare = ready if watch or cross or pinned else None
-    digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
-    if not group.leader:
-        reports = group.leads(context.workers)
-        member = Member(
-            ballot, channels, store, config.timeout, first=iteration, reports=reports,
-            prepare=prepare,
+        `first`: what the job begins with; `delays`: that it was made for.
+        """
+        context, group, diagnosis = self.context, self.wiring.plan_group, self.wiring.diagnosis
+        workers = [Worker(rank, group.names[rank]) for rank in context.workers]
+        rule, peaks, estimators = self._policy(), first.peak_in_flight(), []
+        for worker in range(0, len(workers), context.stages):
+            estimators.append(self._estimator(peaks, worker))
+            estimators[-1].resume(delays)
+        remedy: PipelineRemedy | RouteRemedy
+        if context.replicas > 1:
+            every = ReplicaEstimator(estimators)
+            remedy = RouteRemedy(start, every, rule, log, workers, self._mode, diagnosis)
+        else:
+            remedy = PipelineRemedy(start, estimators[0], rule, log, workers, diagnosis)
+        if context.config.observes:
+            free = self.could and not (self.pinned or rule.fixed) and context.replicas == 1
+            kinds = (kind not in group.limits for kind in (SPLIT, RECOMPUTE))
+            remedy.advice = Advice(rule, free, *kinds)
+        say = partial(_announce, context, context.job_replica)
+        return Loop(remedy, announce=say if announce else None, acts=context.acts)
+
+    @property
+    def _mode(self) -> str:
+        limits = self.wiring.plan_group.limits
+        return mode_of(self.context.config.reroute, limits, self.executes)
+
+    def _start(self) -> Schedule:
+        config, own = self.context.config, self.context.over_own_messages
+        most = math.inf if own else config.budget.microbatches
+        start = starting_schedule(
+            config.policy, self.context.stages, self.microbatches, self.chunks, most, self.recompute
+        )
+        start = start.replicated(self.context.replicas)
+        if own and config.policy not in SPLITTING:
+            return over_own_messages(start)
+        return start
+
+    def _policy(self) -> ReplanPolicy:
+        policy = "adaptive" if self.searches else "warmup"
+        if self.pinned:
+            policy = "interleaved" if self.chunks > 1 else "1f1b"
+        return ReplanPolicy(
+            self.context.config.min_gain,
+            policy=policy,
+            fixed=self.context.config.policy != "adaptive",
+            sends="rendezvous" if self.rendezvous else "eager",
+            ahead=self.context.ahead,
+            halves=HALVES if self.context.device.behind else 0.0,
+        )
+
+    def _estimator(self, at_first: Sequence[float], first: int) -> Estimator:
+        """Make the estimator of the pipeline whose workers are numbered from `first` on.
+
+        `at_first`: microbatches per worker that fit, as the job begins with so many.
+        """
+        context = self.context
+        own = slice(first, first + context.stages)
+        hosts, cores = _hosts_and_cores(self.wiring, context.workers[own])
+        return Estimator(
+            self.microbatches, hosts, cores, self.message_bytes, context.budget, self.rendezvous,
+            context.emulator is None or context.device.behind, chunks=self.chunks,
+            split=self.split, recompute=self.recompute, at_first=at_first[own],
+            on_device=context.device.behind, first=first,
         )  # fmt: skip
-        return member, digest
-    last = dist.get_world_size() - 1  # Megatron's own writers are there
-    loop = _loop(
-        context, wiring, means, start, ballot.lasting[SCHEDULE], delays, new_message().nbytes,
-        announce,
-    )  # fmt: skip
-    watcher = group.members.index(last) if last in group.members[1:] else None
-    leader = Leader(
-        ballot, channels, store, loop, first=iteration, watcher=watcher, prepare=prepare
-    )
-    return leader, digest
+
+    def _resumed(self, start: Schedule) -> tuple[Schedule | None, dict[str, float]]:
+        """Return a checkpoint's plan, if it fits, and its delays: on all ranks alike."""
+        state, context = self.wiring.plan_group.resumed, self.context
+        if state is None:
+            return None, {}
+        halves = {Kind.I, Kind.W} if self.split else set()
+        kinds = {Kind.F, Kind.B} | halves | ({Kind.R} if self.recompute else set())
+        adapts = context.config.policy == "adaptive"
+        try:
+            fits = Fits(start, adapts, kinds, self.searches, context.budget)
+            schedule, delays = fits.take(state)
+            if self.pinned and schedule.order != start.order:
+                raise Unfit("the warmup stays as it is")
+            if not allows(self._mode, schedule):
+                raise Unfit("it has routes between replicas that this job cannot have")
+            return schedule, delays
+        except Unfit as error:
+            context.say(
+                f"the checkpoint's plan does not fit, starting from {start.policy}: {error}"
+            )
+            return None, {}
 
 
 def _keep_order(watch: OpWatch, proposal: Proposal, start: Schedule) -> None:
@@ -237,121 +335,12 @@ def _keep_order(watch: OpWatch, proposal: Proposal, start: Schedule) -> None:
         raise AdaptraError(f"the order of ops stays as it is: {watch.met.why}")
 
 
-def _loop(
-    context: RankContext,
-    wiring: Wiring,
-    means: _Means,
-    start: Schedule,
-    first: Schedule,
-    delays: Mapping[str, float],
-    message_bytes: int,
-    announce: bool,
-) -> Loop[Any]:
-    """Make the loop that plans on the leader.
-
-    `first`: what the job begins with; `delays`: that it was made for.
-    """
-    group, log, peaks = wiring.plan_group, wiring.log, first.peak_in_flight()
-    assert log is not None
-    workers = [Worker(rank, group.names[rank]) for rank in context.workers]
-    rule = _policy(context, means)
-    estimators = []
-    for worker in range(0, len(workers), context.stages):
-        estimators.append(_estimator(context, wiring, means, message_bytes, peaks, worker))
-        estimators[-1].resume(delays)
-    diagnosis = wiring.diagnosis
-    remedy: PipelineRemedy | RouteRemedy
-    if context.replicas > 1:
-        moves = mode_of(context.config.reroute, group.limits, means.executes)
-        every = ReplicaEstimator(estimators)
-        remedy = RouteRemedy(start, every, rule, log, workers, moves, diagnosis)
-    else:
-        remedy = PipelineRemedy(start, estimators[0], rule, log, workers, diagnosis)
-    if context.config.observes:
-        free = means.could and not (means.pinned or rule.fixed) and context.replicas == 1
-        kinds = (kind not in group.limits for kind in (SPLIT, RECOMPUTE))
-        remedy.advice = Advice(rule, free, *kinds)
-    say = partial(_announce, context, context.job_replica)
-    return Loop(remedy, announce=say if announce else None, acts=context.acts)
-
-
 def _announce(context: RankContext, replica: int | None, line: str) -> None:
     """Have rank 0 log a `line` on the plan of a `replica`; None where there is one plan."""
     of_all = line == WARMUP_DEPTHS  # once for all of them
     context.job_log.say(
         line if of_all or not replica else f"replica {replica}: {line}", once=of_all
     )
-
-
-def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
-    config, own = context.config, context.over_own_messages
-    most = math.inf if own else config.budget.microbatches
-    start = starting_schedule(
-        config.policy, context.stages, means.microbatches, means.chunks, most, means.recompute
-    )
-    start = start.replicated(context.replicas)
-    if own and config.policy not in SPLITTING:
-        return over_own_messages(start)
-    return start
-
-
-def _policy(context: RankContext, means: _Means) -> ReplanPolicy:
-    policy = "adaptive" if means.searches else "warmup"
-    if means.pinned:
-        policy = "interleaved" if means.chunks > 1 else "1f1b"
-    return ReplanPolicy(
-        context.config.min_gain,
-        policy=policy,
-        fixed=context.config.policy != "adaptive",
-        sends="rendezvous" if means.rendezvous else "eager",
-        ahead=context.ahead,
-        halves=HALVES if context.device.behind else 0.0,
-    )
-
-
-def _estimator(
-    context: RankContext,
-    wiring: Wiring,
-    means: _Means,
-    message_bytes: int,
-    at_first: Sequence[float],
-    first: int,
-) -> Estimator:
-    """Make the estimator of the pipeline whose workers are numbered from `first` on.
-
-    `at_first`: microbatches per worker that fit, as the job begins with so many.
-    """
-    own = slice(first, first + context.stages)
-    hosts, cores = _hosts_and_cores(wiring, context.workers[own])
-    return Estimator(
-        means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
-        context.emulator is None or context.device.behind, chunks=means.chunks, split=means.split,
-        recompute=means.recompute, at_first=at_first[own], on_device=context.device.behind,
-        first=first,
-    )  # fmt: skip
-
-
-def _resumed(
-    context: RankContext, wiring: Wiring, means: _Means, start: Schedule
-) -> tuple[Schedule | None, dict[str, float]]:
-    """Return a checkpoint's plan, if it fits, and the delays it is made for: on all ranks alike."""
-    state, config = wiring.plan_group.resumed, context.config
-    if state is None:
-        return None, {}
-    halves = {Kind.I, Kind.W} if means.split else set()
-    kinds = {Kind.F, Kind.B} | halves | ({Kind.R} if means.recompute else set())
-    fits = Fits(start, config.policy == "adaptive", kinds, means.searches, context.budget)
-    try:
-        schedule, delays = fits.take(state)
-        mode = mode_of(config.reroute, wiring.plan_group.limits, means.executes)
-        if means.pinned and schedule.order != start.order:
-            raise Unfit("the warmup stays as it is")
-        if not allows(mode, schedule):
-            raise Unfit("it has routes between replicas that this job cannot have")
-        return schedule, delays
-    except Unfit as error:
-        context.say(f"the checkpoint's plan does not fit, starting from {start.policy}: {error}")
-        return None, {}
 
 
 def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:

@@ -30,7 +30,7 @@ from megatron_adaptra.adapter.limits import (
 )
 from megatron_adaptra.adapter.pipeline import home_random
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
-from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted
+from megatron_adaptra.adapter.pipeline.counted_batches import CountedBatches, counted, timed
 from megatron_adaptra.adapter.pipeline.emulation import emulated_links
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
@@ -40,13 +40,11 @@ from megatron_adaptra.adapter.pipeline.engines import (
 )
 from megatron_adaptra.adapter.pipeline.hangs import watch_hangs
 from megatron_adaptra.adapter.pipeline.home_data import HomeData, unreadable
-from megatron_adaptra.adapter.pipeline.layers import layers_of
 from megatron_adaptra.adapter.pipeline.op_watch import OpWatch
 from megatron_adaptra.adapter.pipeline.rehearsal import Rehearsal
-from megatron_adaptra.adapter.pipeline.reports import Reports
+from megatron_adaptra.adapter.pipeline.reports import Reports, layers_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
-from megatron_adaptra.adapter.pipeline.timed_batches import timed
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.adapter.step.reruns import Reruns
@@ -55,8 +53,7 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.errors import NoConnections
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.device.base import Device
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST, Device
 from megatron_adaptra.execute.hang_watch import HangWatch
 from megatron_adaptra.execute.heap import FrozenHeap
 from megatron_adaptra.execute.small.small_collectives import DeferHook, SmallCollectives
@@ -112,8 +109,7 @@ class Session:
             self._sends = EmulatedSends(links, context.workers)
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
-        rehearses = device.behind and patches.uses("rehearsal")
-        self._rehearsal = Rehearsal(context) if rehearses else None
+        self._rehearsal = Rehearsal(context, device.behind and patches.uses("rehearsal"))
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
         self._watch: OpWatch | None = None  # of ops, where there are other replicas
         if patches.uses("watched-ops"):
@@ -187,7 +183,7 @@ class Session:
         probe.begin(self.iteration, run.stock)
         if run.wiring.probes is not None:
             self.guard.later(run.probe_links, True)
-        with self._watching(arguments), self._rehearsed(run, arguments):
+        with self._watching(arguments), self._rehearsal.around(run, arguments, self.iteration):
             if not run.stock and self._executor.runs(arguments):
                 result = self._executor.run(run, arguments, self.iteration)
             else:
@@ -362,8 +358,7 @@ class Session:
         Megatron changes the number while a batch size ramps up, on all ranks in one iteration.
         """
         before, self.run = self.run, None
-        rehearsal = self._rehearsal
-        if before and rehearsal and (why := rehearsal.settle(before)):
+        if before is not None and (why := self._rehearsal.settle(before)):
             self._leave(before, why)
             return None
         anew, self._anew = self._anew, False
@@ -410,23 +405,14 @@ class Session:
     def _start(
         self, wiring: Wiring, arguments: ScheduleArgs, resumes: bool
     ) -> tuple[Run | None, str]:
-        stock_until = 0
-        if self._rehearsal is not None:
-            stock_until = self._rehearsal.stock_until(self.iteration, arguments)
         return start_run(
-            self.context, wiring, arguments, iteration=self.iteration, stock_until=stock_until,
+            self.context, wiring, arguments, iteration=self.iteration,
+            stock_until=self._rehearsal.stock_until(self.iteration),
             executes=self._executor.plans(arguments), announce=self.announce,
             # Replicas begin alike: each one's plan may be another.
             resumes=resumes and (self._watch is None or self._watch.watched),
             watch=self._watch,
         )  # fmt: skip
-
-    def _rehearsed(
-        self, run: Run, arguments: ScheduleArgs
-    ) -> contextlib.AbstractContextManager[None]:
-        if self._rehearsal is None:
-            return contextlib.nullcontext()
-        return self._rehearsal.around(run, arguments, self.iteration)
 
     def _leave(self, run: Run, why: str) -> None:
         """End the `run` for good, because of `why`, as all ranks do: Megatron goes on as stock."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -27,49 +27,10 @@ if TYPE_CHECKING:  # settings are checked before it is known that this Megatron 
     from megatron_adaptra.adapter.pipeline.wiring import RankContext
 
 
-class Source(Protocol):
-    """A source decides, together with those of all other ranks, what each replica runs.
-
-    A plan that `begin` returns on one rank it returns on all, for the same iteration: their votes
-    compare it, and where it differs all replicas run as stock from then on.
-    """
-
-    def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
-        """Return what to run in `iteration`, which is about to begin; asked for once in turn.
-
-        `voted`: counts that some rank has given, which all have learned of by their last vote.
-        `microbatches`: of a replica in stock. Called when the backwards of the iteration before are
-        over. Any error of it ends the shares, on all ranks together.
-        """
-        ...
-
-    def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
-        """Return what this rank puts into the vote at the end of `iteration`, for all to know.
-
-        How its host is used while it waits for a core, and, at one rank alone, counts that are
-        proposed. Goes through the guard.
-        """
-        ...
-
-    def starts(self, iteration: int) -> None:
-        """Take note that all ranks have voted on `iteration`, which starts. Through the guard."""
-        ...
-
-    def ended(self, row: ReplicaRow) -> None:
-        """Take the `row` of an iteration that all replicas have run, the same on all ranks.
-
-        It comes in the next iteration, on a GPU one later, without what that took from start to
-        start. An iteration may be missing, on all ranks. Goes through the guard.
-        """
-        ...
-
-    def close(self) -> None:
-        """End: no iteration follows."""
-        ...
-
-
-class NamedCounts(Source):
+class NamedCounts:
     """Named counts are the same all the time, where they share out an iteration's microbatches.
+
+    They have the methods of AdaptiveShares.
 
     Args:
         counts: by replica.
@@ -81,6 +42,7 @@ class NamedCounts(Source):
         self._plan: SyncPlan | None = None
 
     def begin(self, iteration: int, voted: tuple[int, ...] | None, microbatches: int) -> SyncPlan:
+        """Return the plan of an `iteration` of so many `microbatches`; nothing is `voted` on."""
         if self._plan is None or self._plan.microbatches != microbatches:
             self._plan = self._of(microbatches)
         return self._plan
@@ -95,16 +57,23 @@ class NamedCounts(Source):
         return SyncPlan(microbatches, self._counts)
 
     def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
+        """Add nothing to the vote at the end of `iteration`."""
         return None, None
 
     def starts(self, iteration: int) -> None:
-        pass
+        """Do nothing when all ranks start `iteration`."""
 
     def ended(self, row: ReplicaRow) -> None:
-        pass
+        """Leave the `row` of an iteration alone."""
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is nothing to end."""
+
+
+# Decides, together with those of all other ranks, what each replica runs. A plan that `begin`
+# returns on one rank it returns on all, for the same iteration: their votes compare it, and where
+# it differs all replicas run as stock from then on.
+Source = NamedCounts | AdaptiveShares
 
 
 def new_source(

@@ -36,8 +36,8 @@ from megatron_adaptra.adapter.step.planned_groups import (
 from megatron_adaptra.base.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.base import HostDevice
 from megatron_adaptra.device.cuda import device_of
-from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.execute.planned.exchange import ExchangeWork
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.reductions.sized import for_gradients, for_shards, plan_in_file

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.base.errors import AdaptraError
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.execute.small.all_gather import AllGather
@@ -35,10 +35,7 @@ from megatron_adaptra.measure.iteration_record import CollectiveSpan
 _NONE = -1.0  # Megatron's value for a rank that has none
 _RESULT = struct.Struct("<Bdd")  # success, gradient norm, zeros
 _FIRST_COMPARED = 4  # the step whose results are the first to be compared between stages
-_AGREED = (
-    "logical_and_across_model_parallel_group",
-    "reduce_max_stat_across_model_parallel_group",
-)
+_AGREED = [target.rpartition(":")[2] for target in PATCHES["step-agreement"].targets]
 
 
 class StepResultSync:

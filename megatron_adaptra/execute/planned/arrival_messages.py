@@ -3,7 +3,7 @@
 They show who is late (measure/arrivals.py), and carry what the sender runs: two that run
 different all-reduces find it out, instead of adding wrong numbers. Where the host learns of the
 moment later, as on a GPU, they carry how much later. A rank may leave out iterations
-(measured_iterations.py).
+(MeasuredIterations).
 """
 
 from __future__ import annotations

@@ -57,18 +57,11 @@ def _fold(pair: _Pair, rows: Sequence[torch.Tensor], left: bool) -> torch.Tensor
     return total
 
 
-def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.where(a < b, b, a)  # as std::max has it: a NaN stays if it is first
-
-
-def _smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.where(b < a, b, a)
-
-
 _PAIRS: dict[str, _Pair] = {
     str(ReduceOp.SUM): torch.add,
-    str(ReduceOp.MAX): _larger,
-    str(ReduceOp.MIN): _smaller,
+    # As std::max and std::min have it: a NaN stays if it is first.
+    str(ReduceOp.MAX): lambda a, b: torch.where(a < b, b, a),
+    str(ReduceOp.MIN): lambda a, b: torch.where(b < a, b, a),
 }
 KNOWN = frozenset(_PAIRS)
 

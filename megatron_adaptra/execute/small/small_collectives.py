@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.base.log import log_line
-from megatron_adaptra.device.base import Device
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST, Device
 from megatron_adaptra.execute.small.all_gather import AllGather
 from megatron_adaptra.execute.small.collective import COSTS, Prefetch, SmallCollective, timed
 from megatron_adaptra.execute.small.hierarchical import Links, descriptors_of

@@ -1,15 +1,23 @@
 # What csrc/rdma_offload/bindings exports; a test compares it with the built module. Arguments
-# before a slash have no name there, attributes are read-only. Work is described in bindings.py, the
-# GPU's half in device/gpu_bindings.py.
+# before a slash have no name there, attributes are read-only.
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 class Work(Protocol):  # so that a Transfer serves as one
-    def wait(self, seconds: float) -> bool: ...
-    def done(self) -> bool: ...
-    def error(self) -> str: ...
-    def stamps(self) -> tuple[float, float, float, float]: ...
+    """A send or a receive under way; a message from or to a GPU is one, too."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, `seconds` at most; return whether it has ended."""
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
+    def error(self) -> str:
+        """Why it failed; empty for one that went well."""
+
+    def stamps(self) -> tuple[float, float, float, float]:
+        """Return when it was sent, left, posted and complete, in monotonic seconds; 0 for never."""
 
 class Block:
     """Memory of the engine, which it sends without a copy."""
@@ -155,48 +163,100 @@ def no_tls() -> str:
 class CudaError(RuntimeError):
     """A call into the CUDA driver failed."""
 
-def cuda_missing() -> str: ...
+def cuda_missing() -> str:
+    """Why no GPU can be used here, or an empty string."""
 
 class Mark:
+    """A moment of a stream; see device/base.py."""
+
     recorded: float
     fault: str
-    def at(self) -> float | None: ...
+    def at(self) -> float | None:
+        """Return when the stream passed it."""
 
 class Device:
+    """A GPU of this process. `stream`: its address, 0 for the default one."""
+
     @staticmethod
-    def open(ordinal: int, /) -> Device: ...
-    def close(self, seconds: float, /) -> str: ...
-    def pci(self) -> str: ...
-    def mark(self, stream: int, /) -> Mark: ...
-    def anchor(self, stream: int, /) -> None: ...
-    def anchors(self) -> int: ...
-    def marks(self) -> int: ...
-    def calls(self) -> tuple[int, int, int]: ...
-    def fault(self) -> str: ...
+    def open(ordinal: int, /) -> Device:
+        """The GPU `ordinal`, the same object in one process. Raises CudaError."""
+
+    def close(self, seconds: float, /) -> str:
+        """Give everything back; return in words what is left after `seconds`."""
+
+    def pci(self) -> str:
+        """Its address on the bus."""
+
+    def mark(self, stream: int, /) -> Mark:
+        """Mark a `stream`."""
+
+    def anchor(self, stream: int, /) -> None:
+        """Tie its clock to the host's where `stream` is."""
+
+    def anchors(self) -> int:
+        """Return how many anchors the clock has had; it keeps the last 32."""
+
+    def marks(self) -> int:
+        """Return how many marks there were."""
+
+    def calls(self) -> tuple[int, int, int]:
+        """Return the calls into the driver: for messages, for marks, for anything else."""
+
+    def fault(self) -> str:
+        """Return the last failure of anything beside messages; empty if there was none."""
 
 class Pinned:
+    """Pinned memory of a GPU and an engine. `limit`: bytes."""
+
     def __init__(self, device: Device, engine: Engine, limit: int, /) -> None: ...
-    def prepare(self, device: Device, nbytes: int, count: int, /) -> None: ...
-    def reserve(self, nbytes: int, count: int, /) -> str: ...
-    def trim(self, device: Device, all: bool, /) -> None: ...
-    def close(self, device: Device, /) -> None: ...
-    def bytes(self) -> tuple[int, int, int, int]: ...
-    def new_peak(self) -> None: ...
-    def set_limit(self, nbytes: int, /) -> None: ...
-    def copied(self) -> str: ...
-    def unpinned(self) -> str: ...
+    def prepare(self, device: Device, nbytes: int, count: int, /) -> None:
+        """Have `device` pin `count` blocks of `nbytes`, unless they are there."""
+
+    def reserve(self, nbytes: int, count: int, /) -> str:
+        """Have `count` blocks of `nbytes` pinned; return why that failed, or an empty text."""
+
+    def trim(self, device: Device, all: bool, /) -> None:
+        """Have `device` give back `all` that is idle, or what was idle since the last call."""
+
+    def close(self, device: Device, /) -> None:
+        """Have `device` give all back."""
+
+    def bytes(self) -> tuple[int, int, int, int]:
+        """Return the bytes held, used, held at the peak, and above the limit."""
+
+    def new_peak(self) -> None:
+        """Count the peak anew."""
+
+    def set_limit(self, nbytes: int, /) -> None:
+        """Give back what is idle above so many `nbytes`."""
+
+    def copied(self) -> str:
+        """Why the engine's memory could not be pinned; else empty."""
+
+    def unpinned(self) -> str:
+        """Why memory that is not pinned has served; else empty."""
 
 class Transfer:
+    """A message under way from or to the GPU; see Work."""
+
     def wait(self, seconds: float, /) -> bool: ...
     def done(self) -> bool: ...
     def error(self) -> str: ...
-    def stamps(self) -> tuple[float, float, float, float]: ...
-    def over(self) -> bool: ...
+    def stamps(self) -> tuple[float, float, float, float]:
+        """Return when its producer ended, it could leave, was posted, was there; 0 for never."""
+
+    def over(self) -> bool:
+        """Return whether the GPU no longer touches its memory."""
 
 def message_piece() -> int:
     """Bytes of a message that are copied at a time, unless another number is given."""
 
 class DeviceMessages:
+    """Messages between a GPU and peers' ones.
+
+    `at`, `nbytes`: the GPU's memory. `stream`: the one that produced it, or used it last.
+    """
+
     def __init__(
         self, engine: Engine, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int],
         name: str, piece: int, /,
@@ -204,10 +264,26 @@ class DeviceMessages:
     def send(
         self, rank: int, tag: int, at: int, nbytes: int, stream: int,
         on_copied: Callable[[Transfer], None] | None, /,
-    ) -> Transfer: ...  # fmt: skip
-    def receive(self, rank: int, tag: int, at: int, nbytes: int, stream: int, /) -> Transfer: ...
-    def release(self, transfer: Transfer, /) -> None: ...
-    def join(self, transfer: Transfer, stream: int, /) -> None: ...
-    def abort(self, transfer: Transfer, seconds: float, /) -> bool: ...
-    def close(self, seconds: float, /) -> bool: ...
-    def copies(self) -> tuple[tuple[int, int, float], tuple[int, int, float]]: ...
+    ) -> Transfer:  # fmt: skip
+        """Send to `rank` with `tag`; with `on_copied` it stays here until `release`.
+
+        `on_copied` is called on the device's thread when the message is in the host's memory.
+        """
+
+    def receive(self, rank: int, tag: int, at: int, nbytes: int, stream: int, /) -> Transfer:
+        """Receive from `rank` with `tag`."""
+
+    def release(self, transfer: Transfer, /) -> None:
+        """Send what was held back."""
+
+    def join(self, transfer: Transfer, stream: int, /) -> None:
+        """Let work launched on `stream` after this call see what `transfer` received."""
+
+    def abort(self, transfer: Transfer, seconds: float, /) -> bool:
+        """Give it up; return whether its memory was free after `seconds`."""
+
+    def close(self, seconds: float, /) -> bool:
+        """Give all up, as `abort` with `seconds`."""
+
+    def copies(self) -> tuple[tuple[int, int, float], tuple[int, int, float]]:
+        """Return the copies made so far, from the GPU and to it: how many, bytes, seconds."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from megatron_adaptra.base.package import HERE, how_to_build
 from megatron_adaptra.transport.engine.addresses import ANY, Choice
@@ -17,26 +17,8 @@ if TYPE_CHECKING:
 
     Engine: TypeAlias = _native.Engine
     VerbsPath: TypeAlias = _native.VerbsPath
-
-
-class Work(Protocol):
-    """A send or a receive under way; a message from or to a GPU is one, too."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end, `seconds` at most; return whether it has ended."""
-        ...
-
-    def done(self) -> bool:
-        """Return whether it has ended."""
-        ...
-
-    def error(self) -> str:
-        """Why it failed; empty for one that went well."""
-        ...
-
-    def stamps(self) -> tuple[float, float, float, float]:
-        """Return when it was sent, left, posted and complete, in monotonic seconds; 0 for never."""
-        ...
+    Work: TypeAlias = _native.Work
+    Transfer: TypeAlias = _native.Transfer
 
 
 @dataclass(frozen=True)

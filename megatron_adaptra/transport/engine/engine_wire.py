@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,12 +24,11 @@ from megatron_adaptra.transport.wire import Links, Wire
 class StoreRendezvous(Rendezvous):
     """torch's store as an Endpoint's Rendezvous.
 
-    `prefix`: of all keys. `connect`: opens the store. Raises RuntimeError, which torch words, where
-    the store does not answer.
+    `prefix`: of all keys. Raises RuntimeError, which torch words, where the store does not answer.
     """
 
-    def __init__(self, prefix: str, connect: Callable[[], Any] = store_connection) -> None:
-        self._store = dist.PrefixStore(prefix, connect())
+    def __init__(self, prefix: str) -> None:
+        self._store = dist.PrefixStore(prefix, store_connection())
         self._store.set_timeout(timedelta(seconds=waits.START))
 
     def put(self, key: str, text: str) -> None:

@@ -8,8 +8,8 @@ arrived, and then has its current stream wait for the copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from megatron_adaptra.transport.engine.transport import (
     EngineSend,
     tag_space_of,
 )
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Transfer
 
 
 class DeviceTransport(Transport):
@@ -73,7 +76,7 @@ class DeviceTransport(Transport):
             piece,
         )
         # With the tensor whose memory the GPU still reads or writes.
-        self._under_way: list[tuple[gpu_bindings.Transfer, Any]] = []
+        self._under_way: list[tuple[Transfer, Any]] = []
         self._closed = False
         self._open_ones = endpoint.transports
         self._open_ones.add(self)
@@ -140,7 +143,7 @@ class DeviceTransport(Transport):
         self._open_ones.discard(self)
         self._device.users.discard(self.close)
 
-    def join(self, handle: gpu_bindings.Transfer) -> None:
+    def join(self, handle: Transfer) -> None:
         """Have the current stream wait for the copy of a receive. Raises DeviceFailed."""
         try:
             self._messages.join(handle, self._device.stream())
@@ -148,7 +151,7 @@ class DeviceTransport(Transport):
             raise DeviceFailed(str(error)) from error
         self.sweep()
 
-    def abort(self, end: End, handle: gpu_bindings.Transfer) -> None:
+    def abort(self, end: End, handle: Transfer) -> None:
         """Give a message up. Raises PeerLost if the GPU does not end its copy."""
         if not self._messages.abort(handle, waits.CLOSE):
             raise PeerLost(
@@ -163,7 +166,7 @@ class DeviceTransport(Transport):
         self.sweep()
         return end
 
-    def _delay(self, work: _Send, peer: int, nbytes: int) -> gpu_bindings.OnCopied | None:
+    def _delay(self, work: _Send, peer: int, nbytes: int) -> Callable[[Transfer], None] | None:
         """Return a callback that gives a copied message to the emulator; None without a rule.
 
         Whether a rule is in force is decided when the message could leave, not at the send.
@@ -173,7 +176,7 @@ class DeviceTransport(Transport):
             return None
         work.delayed = True
 
-        def on_copied(transfer: gpu_bindings.Transfer) -> None:
+        def on_copied(transfer: Transfer) -> None:
             def deliver() -> None:
                 work.delayed = False
                 self._messages.release(transfer)
@@ -184,7 +187,7 @@ class DeviceTransport(Transport):
 
 
 class _Send(EngineSend):
-    handle: gpu_bindings.Transfer
+    handle: Transfer
     delayed = False  # kept back from the engine until the emulator delivers it
 
     def __init__(self, owner: DeviceTransport, end: End, tag: int) -> None:
@@ -201,11 +204,9 @@ class _Send(EngineSend):
 
 
 class _Receive(EngineReceive):
-    handle: gpu_bindings.Transfer
+    handle: Transfer
 
-    def __init__(
-        self, owner: DeviceTransport, end: End, tag: int, handle: gpu_bindings.Transfer
-    ) -> None:
+    def __init__(self, owner: DeviceTransport, end: End, tag: int, handle: Transfer) -> None:
         super().__init__(end, tag, handle)
         self._owner = owner
 

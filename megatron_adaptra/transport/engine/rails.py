@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.device.pci import SYSFS, nearest
@@ -49,14 +48,6 @@ class Service:
     timeout: int = 16  # 0.27 s; NCCL: 20, but here another path takes over
     retries: int = 6
     connections: int = 1
-
-
-class Settings(NamedTuple):
-    """A Settings holds what NCCL's variables ask of all rails; `gid`, `choice`: as of a Rail."""
-
-    gid: int
-    choice: Choice
-    service: Service
 
 
 @dataclass(frozen=True)
@@ -139,7 +130,7 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     return once * service.connections
 
 
-def fabric(environ: Mapping[str, str]) -> Settings:
+def fabric(environ: Mapping[str, str]) -> tuple[int, Choice, Service]:
     """Return the addresses to take and how to carry packets, as `environ` has it.
 
     Raises BadInput for a text that is no number, a number out of range for verbs, and an unknown
@@ -154,7 +145,7 @@ def fabric(environ: Mapping[str, str]) -> Settings:
         retries=number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
         connections=number(environ, "NCCL_IB_QPS_PER_CONNECTION", 1, 128, usual.connections),
     )
-    return Settings(number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service)
+    return number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service
 
 
 def disabled(environ: Mapping[str, str]) -> bool:

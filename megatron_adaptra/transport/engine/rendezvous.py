@@ -17,15 +17,12 @@ class Rendezvous(Protocol):
 
     def put(self, key: str, text: str) -> None:
         """Set `key` to `text`."""
-        ...
 
     def put_first(self, key: str, text: str) -> None:
         """Set `key` to `text` unless it has a value."""
-        ...
 
     def get(self, key: str) -> str | None:
         """The value of `key`, if there is one."""
-        ...
 
 
 class FolderRendezvous(Rendezvous):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +17,10 @@ from megatron_adaptra.base.errors import PeerLost
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.transport import base
 from megatron_adaptra.transport.base import Stamps, Traits, Transport
-from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Work
 
 # Bytes of a message from which on its peer is worth connections over RDMA.
 LARGE = 1 << 18

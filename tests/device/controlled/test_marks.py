@@ -9,8 +9,8 @@ import pytest
 from fakes.controlled_cuda.gpu import Driver, run, until
 
 from megatron_adaptra.base.errors import DeviceFailed
+from megatron_adaptra.device.base import HostDevice
 from megatron_adaptra.device.cuda import CudaDevice
-from megatron_adaptra.device.host import HostDevice
 
 STEP = 0.02  # seconds between moments, at least
 LEAP = 0.1  # seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 from controlled.test_messages import SIZE, memory
@@ -11,8 +12,8 @@ from fakes.controlled_cuda.gpu import Driver, run, two, until
 from patience import PATIENCE
 
 from megatron_adaptra.adapter.pipeline.pinned_vote import (
-    PinnedFirst,
     messages_at_once,
+    pin_first,
     waits_for_vote,
 )
 from megatron_adaptra.agree.agreement import Ballot, Proposal
@@ -34,7 +35,7 @@ def proposed(number: int = 0) -> Proposal:
 
 def agrees(driver: Driver) -> None:
     with two(driver) as (a, b):
-        vote = PinnedFirst(a.staging, "stage 0 (rank 0)", 0, None, SIZE)
+        vote = partial(pin_first, a.staging, "stage 0 (rank 0)", 0, None, SIZE)
         for bundle in (scheduled(STOCK), Bundle({LINKS: Links()})):
             vote(Proposal(0, SWAP, bundle))
             assert (a.staging.memory().held, a.staging.reserved) == (0, -1), "it needs none"
@@ -63,7 +64,7 @@ def beside(driver: Driver) -> None:
         go = driver.stop_copies("out", 0)
         sends = [there.isend(memory(tag), 1, tag) for tag in (1, 2)]
         until(lambda: a.staging.memory().used == 2 * BLOCK, "two blocks are lent")
-        PinnedFirst(a.staging, "stage 0 (rank 0)", 0, None, SIZE)(proposed())
+        partial(pin_first, a.staging, "stage 0 (rank 0)", 0, None, SIZE)(proposed())
         assert a.staging.memory().held == messages_at_once(lower(OURS), 0) * BLOCK
         go()
         for tag, send in enumerate(sends, 1):
@@ -80,7 +81,7 @@ def test_memory_of_messages_under_way_counts() -> None:
 
 def refuses(driver: Driver) -> list[str]:
     with two(driver) as (_, b):
-        vote = PinnedFirst(b.staging, "stage 1 (rank 1)", 1, None, SIZE)
+        vote = partial(pin_first, b.staging, "stage 1 (rank 1)", 1, None, SIZE)
         driver.refuse_pinning(OUT_OF_MEMORY)
         words = []
         for _ in range(2):
@@ -104,7 +105,7 @@ def test_a_rank_that_can_pin_nothing_refuses_the_plan() -> None:
 def kept(driver: Driver) -> list[bool]:
     """In iterations round a swap: of an open vote, of one that was lost, of one that was won."""
     with two(driver) as (a, _):
-        vote = PinnedFirst(a.staging, "stage 0 (rank 0)", 0, None, SIZE)
+        vote = partial(pin_first, a.staging, "stage 0 (rank 0)", 0, None, SIZE)
         found = []
         ballot = Ballot(scheduled(STOCK))
         vote(proposed())

@@ -105,7 +105,7 @@ def test_many_replicas_are_shown_by_kind(here):
 
 def test_plan_as_json_holds_everything(here):
     data = here.json("plan", *TWO)
-    sync = parse_sync(data["text"], 4)
+    sync = parse_sync(data["text"])
     assert list(sync.counts) == data["counts"] == [10, 9, 4, 9]
     assert [Fraction(text) for text in data["weights"]] == [sync.weight(r) for r in range(4)]
     assert [tuple(map(tuple, share)) for share in data["shares"]] == [

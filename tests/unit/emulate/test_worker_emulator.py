@@ -9,7 +9,7 @@ import pytest
 from seeding import new_seed
 
 from megatron_adaptra.agree.guard import Guard
-from megatron_adaptra.device.host import HOST
+from megatron_adaptra.device.base import HOST
 from megatron_adaptra.emulate.worker_emulator import SAMPLES, WorkerEmulator
 from megatron_adaptra.emulate.worker_rules import WorkerRule
 from megatron_adaptra.execute.guarded_probe import SlowedProbe

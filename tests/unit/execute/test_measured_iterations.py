@@ -14,13 +14,15 @@ from megatron_adaptra.adapt.reductions.remedy import LOOK
 from megatron_adaptra.agree.agreement import Proposal
 from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
-from megatron_adaptra.execute.planned.measured import PROBED, PROBED_EVERY, MeasuredReductions
-from megatron_adaptra.execute.planned.measured_iterations import (
+from megatron_adaptra.execute.planned.measured import (
     CHANCE,
     EVERY,
     FIRST,
     LASTING,
+    PROBED,
+    PROBED_EVERY,
     MeasuredIterations,
+    MeasuredReductions,
 )
 from megatron_adaptra.plan.reductions.choice import Choice
 

@@ -18,7 +18,7 @@ from transport.ranks import RankFixture, run, until
 from megatron_adaptra.adapt.leader import Leader
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.remedy import ReductionRemedy
-from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.device.base import HostDevice
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.measured import MESHES, MeasuredReductions
 

@@ -21,7 +21,7 @@ from megatron_adaptra.agree.bundle import Bundle
 from megatron_adaptra.agree.controller import Controller
 from megatron_adaptra.agree.reductions import ALL_REDUCE, GroupReduction
 from megatron_adaptra.base.errors import Disagreement
-from megatron_adaptra.device import host
+from megatron_adaptra.device import base
 from megatron_adaptra.execute.planned import path_probes
 from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
@@ -160,7 +160,7 @@ def overlapped(me: RankFixture, overlaps: bool) -> tuple[Any, ...]:
     ended, moments = list[Any](), iter([*ready, *ready, 20.0])
     with pytest.MonkeyPatch.context() as patch:
         clock = types.SimpleNamespace(monotonic=lambda: next(moments))
-        patch.setattr(host, "time", clock)
+        patch.setattr(base, "time", clock)
         patch.setattr(adaptive._guard, "later", lambda function, held: ended.append(held))
         for _ in range(2):  # how many buffers there are is known from the first one
             adaptive.ready()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra.execute.shares import yielding
-from megatron_adaptra.execute.shares.yielding import (
+from megatron_adaptra.execute.shares import adaptive
+from megatron_adaptra.execute.shares.adaptive import (
     HOLDS,
     NICE,
     PAUSE,
@@ -23,8 +23,7 @@ from megatron_adaptra.execute.shares.yielding import (
     Yielding,
     lower_priority,
 )
-from megatron_adaptra.measure.core_wait import CoreWait
-from megatron_adaptra.measure.host_use import HostUse
+from megatron_adaptra.measure.host_use import CoreWait, HostUse
 
 SCRIPT = Path(__file__).with_name("yielding_script.py")
 WITH_HELPERS = HostUse(0.5, 0.5, 0.5, 0.0, 0.0, 2)
@@ -86,7 +85,7 @@ def test_only_what_takes_cores_from_its_own_training_yields(
     use: HostUse | None, yields: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    monkeypatch.setattr(yielding, "lower_priority", called.append)
+    monkeypatch.setattr(adaptive, "lower_priority", called.append)
     one = Yielding()
     meter = one._meter = Meter(use)  # type: ignore[assignment]
     for _ in range(HOLDS - 1):

@@ -253,7 +253,7 @@ def test_a_rank_that_is_late_most_of_the_time_is_named_and_kept():
 def test_once_it_stays_with_one_rank_rotating_lateness_is_named():
     late_ranks = LateRanks(4)
     run(late_ranks, 60, lambda i: {i % 4: 0.2})
-    assert late_ranks.rotating
+    assert late_ranks.rotation.rotating
     ((i, words),) = run(late_ranks, 30, {1: 0.2})
     assert (words, i <= 16) == (["rank 1 comes 200 ms late"], True)
 

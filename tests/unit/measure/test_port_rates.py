@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
-from megatron_adaptra.measure.port_rates import PortRates
+from megatron_adaptra.measure.all_reduce_estimate import PortRates
 from megatron_adaptra.sim.ports import Ports
 
 MB = 1e6

@@ -9,7 +9,7 @@ import pytest
 from measure.records import record
 from patience import PATIENCE
 
-from megatron_adaptra.device.host import HostDevice, HostMark
+from megatron_adaptra.device.base import HostDevice, HostMark
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.measure.iteration_record import (

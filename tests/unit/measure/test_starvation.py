@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from measure.records import report
 
-from megatron_adaptra.measure.starvation import STARVED_ITERATIONS, Starvation
+from megatron_adaptra.adapt.schedules.advice import STARVED_ITERATIONS, Starvation
 
 
 def logged(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
