@@ -2,9 +2,10 @@
 
 A test that compares a duration with a limit, or looks at what was decided from measured time,
 raises patience.TooLate. Linux counts what all cores do (/proc/stat) and what each process has
-taken. Where processes that are none of the test's own took much of the machine while the test's
-file ran, they explain the lateness: the test is inconclusive, which is printed and is neither
-passed nor failed. Elsewhere it has failed.
+taken. Where processes that are none of the test's own took much of the machine while the test ran,
+or since the first one of its file began, which may have trained for all, they explain the
+lateness: the test is inconclusive, which is printed and is neither passed nor failed. Elsewhere it
+has failed.
 
     pytest --again    run each of them once more, alone, after all others: that result counts
 """
@@ -27,7 +28,8 @@ MUCH = 0.25  # share of what all cores could do
 LONGEST = 1800  # seconds of a second run, against hanging
 INCONCLUSIVE = "inconclusive"
 TICKS, CORES = os.sysconf("SC_CLK_TCK"), os.cpu_count() or 1
-_began: dict[Path, tuple[float, float]] = {}  # by file: the time, and what others had taken
+# By file, and by test: the time, and what others had taken.
+_began: dict[Path | str, tuple[float, float]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,8 +58,8 @@ def others() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if item.path not in _began:
-        _began[item.path] = time.monotonic(), others()
+    _began[item.nodeid] = time.monotonic(), others()
+    _began.setdefault(item.path, _began[item.nodeid])
     return (yield)
 
 
@@ -68,10 +70,11 @@ def pytest_runtest_makereport(
     """Decided where the exception is: a worker's report takes only simple values along."""
     report = yield
     if call.excinfo is not None and too_late(call.excinfo.value):
-        began, before = _began[item.path]
-        share = (others() - before) / (time.monotonic() - began) / CORES
+        now, taken = time.monotonic(), others()
+        begins = _began[item.path], _began[item.nodeid]
+        share = max((taken - before) / (now - began) / CORES for began, before in begins)
         report.others = share  # type: ignore[attr-defined]
-        report.sections.append(("Cores", f"others took {share:.0%} of all while this file ran"))
+        report.sections.append(("Cores", f"others took {share:.0%} while it, or its file, ran"))
     return report
 
 

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("megatron.core")
-
-from megatron.core.rerun_state_machine import RerunDataIterator
-
-from megatron_adaptra.adapter.pipeline.counted_batches import timed
 from megatron_adaptra.agree.guard import Guard
 from megatron_adaptra.device.base import HOST
 from megatron_adaptra.execute.guarded_probe import GuardedProbe
+
+
+@pytest.fixture
+def timed() -> Any:
+    pytest.importorskip("megatron.core")
+    from megatron_adaptra.adapter.pipeline.counted_batches import timed
+
+    return timed
 
 
 class Loader:
@@ -33,9 +36,15 @@ class Loader:
         return next(self._batches)
 
 
-@pytest.mark.parametrize("kind", [Loader, lambda: RerunDataIterator(Loader()), lambda: iter("abc")])
+def run_again() -> Any:
+    from megatron.core.rerun_state_machine import RerunDataIterator
+
+    return RerunDataIterator(Loader())
+
+
+@pytest.mark.parametrize("kind", [Loader, run_again, lambda: iter("abc")])
 @pytest.mark.parametrize("chunks", [0, 1, 2])
-def test_iterators_of_all_kinds_are_timed(kind: Any, chunks: int) -> None:
+def test_iterators_of_all_kinds_are_timed(kind: Any, chunks: int, timed: Any) -> None:
     probe = GuardedProbe(Guard(), 0, HOST)
     probe.begin(0)
     each = [kind() for _ in range(max(1, chunks))]
@@ -61,7 +70,7 @@ def test_iterators_of_all_kinds_are_timed(kind: Any, chunks: int) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [None, None], {"images": iter(())}, ("a", "b")])
-def test_whatever_is_no_iterator_stays_as_it_is(data: Any) -> None:
+def test_whatever_is_no_iterator_stays_as_it_is(data: Any, timed: Any) -> None:
     probe = GuardedProbe(Guard(), 0, HOST)
     assert timed({"data_iterator": data}, probe)["data_iterator"] == data
     assert timed({}, probe) == {"data_iterator": None}

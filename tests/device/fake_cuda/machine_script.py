@@ -136,4 +136,6 @@ def early(cuda: Library) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[3]](runtime())))
+    cuda = runtime()
+    cuda.cudaSetDevice(RANK)  # of all streams, so that cudaDeviceSynchronize waits for them
+    print(json.dumps(globals()[sys.argv[3]](cuda)))

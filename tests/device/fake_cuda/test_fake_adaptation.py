@@ -132,7 +132,7 @@ def test_no_iteration_takes_more_than_a_budget_in_bytes(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Activations on the device, what ops take in passing, and pinned memory, all together."""
-    most, at, iterations = 2100 << 10, (6, 16), 32
+    most, at, iterations = 2100 << 10, (6, 18), 44  # a busy machine plans late
     # So slow that only the budget bounds a plan, however long a busy machine makes an op.
     done = changing(
         tmp_path, *flags, "--adaptra-activation-budget", "2100KiB", "--global-batch-size", "8",
