@@ -80,7 +80,7 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     def html() -> str:
         return side_by_side_html(
             title_of(args),
-            headline(own, base),
+            headline(own, base).partition(" (")[0],  # the other figures are on the tiles
             leads,
             [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
             _gantts(own, args.sends, shares),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from megatron_adaptra.view import findings, gain
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.page import gantt_legend, header, page, section, table, tiles
-from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.markup import element, prose, text
 from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import Report, Simulated
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
@@ -81,7 +81,7 @@ def _tiles(report: Report) -> str:
 
 
 def _notes(report: Report) -> str:
-    items = [element("li", text(note)) for note in report.summary["notes"]]
+    items = [element("li", prose(note)) for note in report.summary["notes"]]
     return element("ul", *items, class_="notes") if items else ""
 
 
@@ -292,7 +292,7 @@ def _decisions(
         element(
             "li",
             element("b", text(f"iteration {one['iteration']}")),
-            element("div", text(one["why"]), element("small", text(detail))),
+            element("div", prose(one["why"]), element("small", text(detail))),
         )
         for one, detail in found
     ]
