@@ -99,7 +99,7 @@ class AdaptraConfig:
     act: str = _setting(
         "bits",
         "observe: Megatron's own calls; what would be done is logged. bits: what keeps the bits of "
-        "stock. exact: also what keeps the exact mean, in another order of sums. It sets "
+        "stock. exact: also what keeps the exact mean, in another order of sums. Sets "
         "--adaptra-engine, -reroute, -allreduce, -sync and -small-collectives where these are not "
         "given (docs/observe.md)",
         choices=ACTS,

@@ -31,9 +31,9 @@ from megatron_adaptra.view.axis import size
 _ABOUT = {
     P2P: (
         "messages between two ranks: shm, tcp and verbs against gloo and a copy of memory",
-        "Send messages between two processes, one way and both ways: over the engine's shared "
-        "memory and tcp, where there are RDMA ports over these (verbs; NCCL_IB_HCA names them), "
-        "over gloo's send and recv, and as plain copies of memory. They take turns; medians are "
+        "Send messages between two processes, one way and both ways. Transports: the engine's "
+        "shared memory and tcp, its RDMA ports if any (verbs; NCCL_IB_HCA names them), gloo's "
+        "send and recv, and plain copies of memory. They take turns; medians are "
         "shown. busbw is the bus bandwidth of nccl-tests.",
     ),
     COLLECTIVE: (
@@ -44,9 +44,9 @@ _ABOUT = {
     ),
     HOL: (
         "head-of-line blocking: how fast a rank computes while messages cross a slow link",
-        "Compute, and send a message after each step over a slow link: waiting for the message "
-        "before the next step, as stock Megatron does (queue: in), or going on while the transport "
-        "carries it (queue: off). Without --link the link is emulated, 40 ms long.",
+        "Compute, and send a message after each step over a slow link. queue in: the next step "
+        "waits for the message, as in stock Megatron; queue off: it starts while the transport "
+        "carries the message. Without --link the link is emulated, 40 ms long.",
     ),
 }
 _LAST = {P2P: "256M", COLLECTIVE: "64K"}

@@ -17,7 +17,7 @@ from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.page import charts_row, header, page, section, table
-from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.markup import element, prose
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
 _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
@@ -108,7 +108,7 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
         section(
             "Every policy within every budget",
             table(cells.columns, cells.rows, strong),
-            *(element("p", text(words), class_="note") for words in notes(result)),
+            *(element("p", prose(words), class_="note") for words in notes(result)),
             note="Milliseconds of an iteration, and how many times the lower bound of "
             f"{ms(result.bound)}, by activation budget: the microbatches whose activations a "
             "stage may hold.",

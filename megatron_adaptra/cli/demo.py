@@ -58,10 +58,10 @@ _LINKS: dict[str, _Flag] = {
     "--slow": (
         list,
         "RULE[@A..B]",
-        "what gets slow, in iterations A up to B (default: the second third of the run), and may "
-        "be repeated: 2-3:40ms a link, both ways (2>3: one way), 2-3:10MB/s what it carries, "
-        "0.1-1.2:40ms a path between workers (replica.stage), 1.2:2x a worker, or a scenario YAML "
-        "(default: 40ms on the last link). Of replicas: 2:2x a whole one (--adaptra-sync share "
+        "what gets slow, in iterations A up to B (default: the second third of the run); may be "
+        "repeated (default: 40ms on the last link). 2-3:40ms a link, both ways (2>3: one way), "
+        "2-3:10MB/s what it carries, 0.1-1.2:40ms a path between workers (replica.stage), 1.2:2x a "
+        "worker, or a scenario YAML. For replicas: 2:2x a whole one (--adaptra-sync share "
         "gives it fewer microbatches), 2:30ms one that comes late to its gradients "
         "(--adaptra-allreduce auto finds it). With --netlab: 1.2:20MB/s the port of a worker's "
         "host, all:5MB/s each one",
@@ -83,8 +83,8 @@ _RUN: dict[str, _Flag] = {
     "--reroute": (
         REROUTES,
         None,
-        "plan all replicas together: swap, they exchange partners round slow paths; auto, "
-        "single microbatches move round slow workers, too; off, each by itself (default: off; with "
+        "plan all replicas together. swap: they exchange partners round slow paths. auto: single "
+        "microbatches move round slow workers, too. off: each by itself. (default: off; with "
         "several replicas auto for a slow worker, and for a slow path swap, or auto with --engine "
         "executor)",
     ),

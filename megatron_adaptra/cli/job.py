@@ -28,7 +28,7 @@ _FLAGS = {
                  "microbatches (default: 1)"),
     "forward_ms": ("X,...", "forward of a microbatch, " + _MS),
     "backward_ms": ("X,...", "its whole backward, in the same form"),
-    "slow": ("RULE", "what is slow, and may be repeated: 2-3:40ms a link, both ways (2>3: one "
+    "slow": ("RULE", "what is slow; may be repeated. 2-3:40ms a link, both ways (2>3: one "
              "way), 2-3:10MB/s what it carries, 0.1-1.2:40ms a path between workers "
              "(replica.stage), 1.2:2x a worker, 2:2x a replica, 1.2:10MB/s a worker's port, "
              "1.2:dead"),

@@ -53,8 +53,8 @@ def add_planning(parser: argparse.ArgumentParser, policy: bool = True) -> None:
         "--time-limit",
         action=Once,
         metavar="S",
-        help="seconds that making and proving a plan may take, at least as many as that takes "
-        "without a search; the plan then depends on the machine's speed "
+        help="seconds for making and proving a plan, at least those that it takes without a "
+        "search. The plan then depends on the machine's speed "
         "(default: a fixed number of steps, the same plan everywhere, for jobs that take at most "
         f"{UNASKED:g} seconds without a search)",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -24,6 +25,11 @@ def element(name: str, *content: str, **attributes: object) -> str:
 def text(value: object) -> str:
     """Any `value` as text that is safe inside an element."""
     return escape(str(value))
+
+
+def prose(value: object) -> str:
+    """`value` as `text` in which no flag and no arrow is broken at the end of a line."""
+    return re.sub(r"--[a-z][\w-]*|-&gt;", r'<span class="whole">\g<0></span>', text(value))
 
 
 def picture(parts: Iterable[str], width: float, height: float, kind: str, margin: float = 0) -> str:

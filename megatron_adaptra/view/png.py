@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from textwrap import shorten
+from itertools import chain
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
@@ -23,7 +24,7 @@ NAME, ABOVE = 0.16, 0.14  # inches that a name takes, and between a legend and w
 BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
 STRIPE = 0.14  # of that the height of another group's stripe
 INCHES = 13.0  # width of every figure
-LONGEST = 170  # characters of a line beneath the headline; what is longer is cut
+LONGEST = 165  # characters of a line beneath the headline; two lines of a text at most
 STYLE = {
     "font.size": 9.5,
     "text.color": INK,
@@ -56,10 +57,10 @@ def save(path: str | os.PathLike[str], inches: float, draw: Callable[[Any, float
 def write_header(figure: Any, height: float, headline: str, *lines: str) -> None:
     """The `headline` and, beneath it, quieter lines, on a `figure` of that `height` in inches."""
     figure.text(0.025, 1 - 0.22 / height, headline, va="top", fontsize=21, fontweight="bold")
-    for i, words in enumerate(lines):
+    wrapped = [wrap(words, LONGEST, max_lines=2, placeholder=" ...") for words in lines]
+    for i, words in enumerate(chain.from_iterable(wrapped)):
         y = 1 - (0.68 + 0.25 * i) / height
-        short = shorten(words, LONGEST, placeholder=" ...")
-        figure.text(0.025, y, short, va="top", fontsize=10.5, color=SOFT)
+        figure.text(0.025, y, words, va="top", fontsize=10.5, color=SOFT)
 
 
 def draw_gantt(axes: Axes, gantt: Gantt, seconds: float) -> None:

@@ -15,7 +15,7 @@ from benchmarks.common import markdown
 
 NAME = "docs/evidence/gpu.md"
 PAGE = ROOT / NAME
-HEADING = "## What scripts/gpu_check.sh found"
+HEADING = "## Results of scripts/gpu_check.sh"
 FILES = (".md", ".json")
 
 

@@ -81,9 +81,10 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     cells = move_table(own, job, base, shares)
 
     def html() -> str:
+        first = headline(own, base).partition(" (")[0]  # the other figures are on the tiles
         return page(
-            headline(own, base),
-            header(title_of(args), headline(own, base), leads),
+            first,
+            header(title_of(args), first, leads),
             tiles([(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()]),
             section("What each move gains", table(cells.columns, cells.rows)),
         )

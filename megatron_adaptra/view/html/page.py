@@ -8,7 +8,7 @@ from typing import NamedTuple
 from megatron_adaptra.view.bars import Gantt, legend_keys
 from megatron_adaptra.view.charts import Curve, XYChart, xy_chart_svg
 from megatron_adaptra.view.html.style import CSS
-from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.markup import element, prose, text
 from megatron_adaptra.view.theme import REPLAN
 
 _REPLAN = Curve("replan", REPLAN, (), dashed=True)  # of a chart's marks, for its legend
@@ -39,8 +39,8 @@ def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> s
     `more` is markup.
     """
     parts = [element("p", text(name), class_="name")] if name else []
-    parts.append(element("h1", text(headline)))
-    parts += [element("p", text(lead)) for lead in leads if lead]
+    parts.append(element("h1", prose(headline)))
+    parts += [element("p", prose(lead)) for lead in leads if lead]
     return element("header", *parts, *more)
 
 
@@ -53,7 +53,7 @@ def tiles(items: Sequence[tuple[str, str]], first: str = "main") -> str:
         element(
             "div",
             element("b", text(big)),
-            element("span", text(small)),
+            element("span", prose(small)),
             class_=f"tile {first}".strip() if i == 0 else "tile",
         )
         for i, (big, small) in enumerate(items)
@@ -63,7 +63,7 @@ def tiles(items: Sequence[tuple[str, str]], first: str = "main") -> str:
 
 def section(title: str, *content: str, note: str = "") -> str:
     """A card under `title`, with a quiet `note`: text. `content` is markup."""
-    intro = element("p", text(note), class_="note") if note else ""
+    intro = element("p", prose(note), class_="note") if note else ""
     return element("section", element("h2", text(title)), intro, *content)
 
 
@@ -77,7 +77,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[i
         element(
             "tr",
             *(
-                element("td", text(cell), class_="strong" if i in strong and k else None)
+                element("td", prose(cell), class_="strong" if i in strong and k else None)
                 for k, cell in enumerate(row)
             ),
         )

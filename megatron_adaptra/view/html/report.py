@@ -16,7 +16,7 @@ from megatron_adaptra.view.html.page import (
     section,
     tiles,
 )
-from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.markup import element, prose, text
 from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
 from megatron_adaptra.view.svg.gantt import gantt_svg
@@ -86,7 +86,7 @@ def _tiles(report: Report) -> str:
 
 
 def _notes(report: Report) -> str:
-    items = [element("li", text(note)) for note in report.summary["notes"]]
+    items = [element("li", prose(note)) for note in report.summary["notes"]]
     return element("ul", *items, class_="notes") if items else ""
 
 
@@ -259,7 +259,7 @@ def _decisions(
         element(
             "li",
             element("b", text(f"iteration {one['iteration']}")),
-            element("div", text(one["why"]), element("small", text(detail))),
+            element("div", prose(one["why"]), element("small", text(detail))),
         )
         for one, detail in found
     ]

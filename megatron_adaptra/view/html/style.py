@@ -9,12 +9,14 @@ CSS = (
 :root {{
   color-scheme: light dark;
   --page: #f4f6f8; --card: #ffffff; --ink: #1b2530; --soft: #5b6875; --line: #e2e7ec;
+  --edge: #c3ccd6;
   --accent: #0e7c7b; --good: #0e7c7b; --bad: #b3372f; --warn: #c97a16;
   --stock: {STOCK}; --adaptra: {ADAPTRA};
 }}
 @media (prefers-color-scheme: dark) {{
   :root {{
     --page: #11161c; --card: #1a212a; --ink: #e3e9ef; --soft: #98a5b3; --line: #2b3540;
+    --edge: #465565;
     --accent: #57c9c5; --good: #57c9c5; --bad: #f08a80; --warn: #e0a458;
   }}
 }}
@@ -49,13 +51,18 @@ header p { margin: 0; color: var(--soft); font-size: 16px; }
 section { margin-top: 18px; padding: 18px 22px 20px; }
 h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
 .note { margin: 0 0 12px; color: var(--soft); font-size: 13.5px; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; background:  /* a shadow at the right until the end is in view */
+  linear-gradient(to left, var(--card) 50%, transparent) right / 60px 100% no-repeat local,
+  linear-gradient(to left, var(--edge), transparent) right / 18px calc(100% - 1px) no-repeat; }
+.scroll + .scroll, .scroll + .note { margin-top: 14px; }
+.whole { white-space: nowrap; }
 .gantt { display: block; width: 100%; min-width: 820px; height: auto; }
 .gantt + .gantt { margin-top: 12px; }
 .gantt.predicted + .gantt { margin-top: 24px; }
 .chart { display: block; width: 100%; height: auto; }
-.pair { display: grid; gap: 18px;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
+.pair { display: grid; gap: 18px; margin-top: 18px;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); }
+.pair > section { margin-top: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0 0 14px; color: var(--soft);
   font-size: 13px; }
 .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 6px;
@@ -66,7 +73,7 @@ h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
 .legend i.bar { width: 4px; height: 14px; border-radius: 1px; vertical-align: -2px; }
 .scroll > .chart { min-width: 520px; }
 .wide td:first-child { white-space: nowrap; }
-.wide th { white-space: normal; vertical-align: bottom; }
+.wide th, .wide td:last-child { white-space: normal; vertical-align: bottom; }
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: 7px 14px 7px 0; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
@@ -93,10 +100,11 @@ footer span { margin-right: 14px; display: inline-block; }
   body { padding: 24px 12px; font-size: 14px; }
   section { padding: 14px 14px 16px; }
   th, td { padding-right: 10px; }
-  th { white-space: normal; }
+  th, table:not(.wide) td, .wide td:first-child { white-space: normal; }
+  th:has(i), .wide td:last-child { white-space: nowrap; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 10px; }
   .tile { padding: 11px 13px; }
-  .tile b { font-size: 20px; }
+  .tile b { font-size: 18px; }
   .replans li { grid-template-columns: 1fr; }
 }
 """
