@@ -77,7 +77,7 @@ class OpenFindings:
         self._lock = threading.Lock()
 
     def see(self, line: str, event: Event) -> tuple[str, Event]:
-        """Return the line and the event of a finding as they are to be written; "": no line."""
+        """Return the `line` and the `event` of a finding as they are to be written; "": no line."""
         name, one = event["id"], _Open.of(event)
         with self._lock:
             if event["state"] == CLOSED:
