@@ -11,7 +11,7 @@ from functools import partial
 
 from megatron_adaptra.device.base import HOST, Device, Mark
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.measure.host_use import CoreWait
+from megatron_adaptra.measure.core_wait import CoreWait
 from megatron_adaptra.measure.iteration_record import CollectiveSpan, IterationRecord, OpTime
 from megatron_adaptra.measure.report import Memory
 from megatron_adaptra.transport.base import Stamps

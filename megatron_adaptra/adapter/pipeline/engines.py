@@ -46,24 +46,18 @@ from megatron_adaptra.ir.op import Kind
 
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Run Megatron's own schedule `function`, kept from freeing what it is still sending."""
+    config, patches = config_of(arguments), context.patches
+    protects = not patches.why_not("whole-outputs")
     with contextlib.ExitStack() as stack:
-        if context.patches.uses("waited-messages"):
+        if patches.uses("waited-messages"):
             stack.enter_context(watched_messages(context.watchdog, raises=False))
-        return _run_whole(context, function, arguments)
-
-
-def _run_whole(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
-    """Run `function` where what it sends is not freed before it is sent."""
-    config = config_of(arguments)
-    unprotected = bool(context.patches.why_not("whole-outputs"))
-    if unprotected or not stock.frees_too_early(function, config, context.profile.waits):
-        return function(**arguments)
-    context.say(
-        "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
-        "send garbage over gloo; they run without the overlap: pass "
-        "--no-overlap-p2p-communication to have it so without adaptra"
-    )
-    with stock.without_overlap(config, context.stages):
+        if protects and stock.frees_too_early(function, config, context.profile.waits):
+            context.say(
+                "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
+                "send garbage over gloo; they run without the overlap: pass "
+                "--no-overlap-p2p-communication to have it so without adaptra"
+            )
+            stack.enter_context(stock.without_overlap(config, context.stages))
         return function(**arguments)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import Any
 
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
@@ -56,12 +57,17 @@ class Reports:
         self._context.probe.read()
         while self._unsent and self._unsent[0][1].known:
             run, record = self._unsent.popleft()
-            record.probed = run.take_probes()
+            wiring = run.wiring
+            record.probed = [] if wiring.probes is None else wiring.probes.take()
             if record.unusable:
                 self._context.say(f"an iteration was not measured: {record.unusable}")
                 continue
-            record.memory = run.with_pinned(with_free_memory(record.memory))
-            record.through = run.through(record.sources)
+            record.memory = with_free_memory(record.memory)
+            if record.memory is not None and wiring.staging is not None:
+                pinned = wiring.staging.memory().peak  # the most since this plan began
+                record.memory = replace(record.memory, pinned=pinned)
+            ranks = self._context.workers
+            record.through = {one: wiring.wire.through(ranks[one]) for one in record.sources}
             run.controller.report(record)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 
@@ -17,8 +16,6 @@ from megatron_adaptra.base.log import log_line
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.program import first_posts, lower, unused_posts
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.measure.report import Memory
-from megatron_adaptra.transport.base import Stamps
 
 
 class Run:
@@ -120,21 +117,6 @@ class Run:
                 f"not measured any more, its probes have failed: {probes.faults[source]}"
             )
         probes.exchange(self.microbatches if first and self.stock else 0)
-
-    def take_probes(self) -> list[tuple[int, Stamps]]:
-        """Return the source and the stamps of each probe that has come since the last call."""
-        return [] if self.wiring.probes is None else self.wiring.probes.take() or []
-
-    def with_pinned(self, memory: Memory | None) -> Memory | None:
-        """Return `memory` with the most bytes pinned for messages since this plan began."""
-        if memory is None or self.wiring.staging is None:
-            return memory
-        return replace(memory, pinned=self.wiring.staging.memory().peak)
-
-    def through(self, workers: Iterable[int]) -> dict[int, str]:
-        """Return by worker what messages of these `workers` go through on this host: see Wire."""
-        ranks, wire = self._context.workers, self.wiring.wire
-        return {worker: wire.through(ranks[worker]) for worker in workers}
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do.

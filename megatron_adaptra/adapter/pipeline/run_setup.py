@@ -203,8 +203,10 @@ class _Setup:
                 pinned(Proposal(-1, iteration, bundle))
 
         def ready(proposal: Proposal) -> None:
-            if watch is not None:
-                _keep_order(watch, proposal, start)
+            schedule = proposal.bundle.values.get(SCHEDULE)
+            other = isinstance(schedule, Schedule) and schedule.order != start.order
+            if watch is not None and watch.met and other:  # ops meet other replicas
+                raise AdaptraError(f"the order of ops stays as it is: {watch.met.why}")
             if cross is not None:
                 cross.open(proposal, ballot.lasting)
             if pinned is not None:
@@ -255,8 +257,13 @@ class _Setup:
             free = self.could and not (self.pinned or rule.fixed) and context.replicas == 1
             kinds = (kind not in group.limits for kind in (SPLIT, RECOMPUTE))
             remedy.advice = Advice(rule, free, *kinds)
-        say = partial(_announce, context, context.job_replica)
-        return Loop(remedy, announce=say if announce else None, acts=context.acts)
+        return Loop(remedy, announce=self._announce if announce else None, acts=context.acts)
+
+    def _announce(self, line: str) -> None:
+        """Have rank 0 log a `line` on the plan of this replica, or of all that have one plan."""
+        of_all, replica = line == WARMUP_DEPTHS, self.context.job_replica  # once for all of them
+        text = line if of_all or not replica else f"replica {replica}: {line}"
+        self.context.job_log.say(text, once=of_all)
 
     @property
     def _mode(self) -> str:
@@ -323,24 +330,6 @@ class _Setup:
                 f"the checkpoint's plan does not fit, starting from {start.policy}: {error}"
             )
             return None, {}
-
-
-def _keep_order(watch: OpWatch, proposal: Proposal, start: Schedule) -> None:
-    """Refuse a `proposal` with another order than the `start` where ops meet other replicas.
-
-    Raises AdaptraError.
-    """
-    schedule = proposal.bundle.values.get(SCHEDULE)
-    if watch.met and isinstance(schedule, Schedule) and schedule.order != start.order:
-        raise AdaptraError(f"the order of ops stays as it is: {watch.met.why}")
-
-
-def _announce(context: RankContext, replica: int | None, line: str) -> None:
-    """Have rank 0 log a `line` on the plan of a `replica`; None where there is one plan."""
-    of_all = line == WARMUP_DEPTHS  # once for all of them
-    context.job_log.say(
-        line if of_all or not replica else f"replica {replica}: {line}", once=of_all
-    )
 
 
 def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:

@@ -20,7 +20,8 @@ from megatron_adaptra.base import waits
 from megatron_adaptra.base.processes import descendants
 from megatron_adaptra.diagnose.replicas import ReplicaDiagnosis
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.measure.host_use import CoreWait, HostMeter, HostUse
+from megatron_adaptra.measure.core_wait import CoreWait
+from megatron_adaptra.measure.host_use import HostMeter, HostUse
 from megatron_adaptra.measure.replica_speed import ReplicaRow
 
 WAITS = 0.1  # share of an iteration: a rank whose thread waits so long for a core is late

@@ -48,7 +48,7 @@ CORE = {
     "execute.planned.layout": "the same",
     "execute.planned.reports": "the same",
     "execute.watchdog": "ends a training whose peers are lost, or that a signal asks to end",
-    "device.host": "a clock, to which share_times has no guard",
+    "device.base": "a clock, to which share_times has no guard",
     "execute.process_location": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }

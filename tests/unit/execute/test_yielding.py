@@ -23,7 +23,8 @@ from megatron_adaptra.execute.shares.adaptive import (
     Yielding,
     lower_priority,
 )
-from megatron_adaptra.measure.host_use import CoreWait, HostUse
+from megatron_adaptra.measure.core_wait import CoreWait
+from megatron_adaptra.measure.host_use import HostUse
 
 SCRIPT = Path(__file__).with_name("yielding_script.py")
 WITH_HELPERS = HostUse(0.5, 0.5, 0.5, 0.0, 0.0, 2)

@@ -12,7 +12,7 @@ import sys
 import time
 
 from megatron_adaptra.execute.shares.adaptive import Yielding
-from megatron_adaptra.measure.host_use import CoreWait
+from megatron_adaptra.measure.core_wait import CoreWait
 
 WORK = 0.05  # CPU seconds of an iteration
 BUSY = "while True: pass"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.measure import host_use
-from megatron_adaptra.measure.host_use import CoreWait
+from megatron_adaptra.measure import core_wait
+from megatron_adaptra.measure.core_wait import CoreWait
 
 counted = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="the kernel does not count it"
@@ -96,5 +96,5 @@ def test_where_the_kernel_does_not_count_nothing_is_known(
 ) -> None:
     if content is not None:
         (tmp_path / "schedstat").write_text(content)
-    monkeypatch.setattr(host_use, "_FILE", str(tmp_path / "schedstat"))
+    monkeypatch.setattr(core_wait, "_FILE", str(tmp_path / "schedstat"))
     assert CoreWait()() is None
