@@ -44,7 +44,7 @@ from megatron_adaptra.plan.remedies import (
     UNKNOWN,
 )
 from megatron_adaptra.plan.routes.reroute import NONE, SWAP, evaluate_replicas, plan_replicas
-from megatron_adaptra.plan.shares.pipelines import STOCK, pipeline_of, share_pipelines
+from megatron_adaptra.plan.shares.pipelines import pipeline_of, share_pipelines
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 ROUTES_OFF, ROUTES_SWAP, ROUTES_AUTO = ROUTE_MODES = ("off", "swap", "auto")  # --adaptra-reroute
@@ -259,7 +259,7 @@ class _Planner:
         """Add fewer microbatches for slow replicas."""
         sends = self._situation.sends
         try:
-            plan = share_pipelines(self._conditions, sends, policy=STOCK)
+            plan = share_pipelines(self._conditions, sends)
         except BadInput as error:
             self._without(SHARES, str(error))
             return

@@ -17,14 +17,13 @@ from megatron_adaptra.cli.compare_report import (
     Outcome,
     compare_html,
     headline,
-    leads,
     notes,
     table_of,
 )
 from megatron_adaptra.cli.job import add_job, in_words, job_of, title_of
 from megatron_adaptra.cli.output import finish, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning, plan_of, stock_of
-from megatron_adaptra.cli.plugin import default_plan
+from megatron_adaptra.cli.plugin import default_plan, kept_in_words
 from megatron_adaptra.cli.tradeoff import (
     LEVERS,
     Cell,
@@ -197,8 +196,9 @@ def _as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, 
 
 def _show(result: Comparison, outcome: Outcome) -> None:
     say(in_words(result.conditions))
-    for line in (headline(result, outcome), *leads(result, outcome)):
-        say(line)
+    for line in (headline(result, outcome), kept_in_words(outcome.default)):
+        if line:
+            say(line)
     say(
         "milliseconds of an iteration, and how many times the lower bound for any memory "
         f"({1e3 * result.bound:.1f} ms), by activation budget of a stage in microbatches"

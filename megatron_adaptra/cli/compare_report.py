@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -102,7 +101,7 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
         header(
             title,
             headline(result, outcome),
-            [in_words(result.conditions), *leads(result, outcome)],
+            [in_words(result.conditions), kept_in_words(outcome.default)],
         ),
         charts_row(charts(result, share)),
         section(
@@ -125,47 +124,6 @@ def headline(result: Comparison, outcome: Outcome) -> str:
     if default.schedule.policy != DEFAULT:
         return f"With {PLUGIN} as fast as {outcome.stock_name}: {ms(default.predicted)}"
     return f"With {PLUGIN} {times} as fast as {outcome.stock_name}: {ms(default.predicted)}"
-
-
-def leads(result: Comparison, outcome: Outcome) -> list[str]:
-    """Return sentences on gains by more flags: without a memory limit, and in stock's memory."""
-    stock, out = outcome.stock, [kept_in_words(outcome.default)]
-    if stock is None:
-        return [words for words in out if words]
-    rows = [row for row in (result.default, *result.adaptive) if row and _runs(row, result)]
-    free = _ever_faster([(row, row.unlimited) for row in rows])
-    words = "; ".join(
-        _named(row, result, outcome, cell) for row, cell in free if row.name in LEVERS
-    )
-    out.append(f"With more flags and no limit of memory: {words}." if words else "")
-    same = [(row, cell) for row in rows if (cell := _same_memory(row, result, stock))]
-    words = "; ".join(_named(row, result, outcome, cell) for row, cell in _ever_faster(same))
-    out.append(f"In the memory of {outcome.stock_name}: {words}." if words else "")
-    return [words for words in out if words]
-
-
-def _ever_faster(rows: Sequence[tuple[Row, Cell]]) -> list[tuple[Row, Cell]]:
-    """Keep each row whose cell is faster than those of all rows kept before it."""
-    out: list[tuple[Row, Cell]] = []
-    for row, cell in rows:
-        if all(cell.seconds < other.seconds * (1 - 1e-9) for _, other in out):
-            out.append((row, cell))
-    return out
-
-
-def _runs(row: Row, result: Comparison) -> bool:
-    return _flags(row, result).startswith(PLUGIN)
-
-
-def _named(row: Row, result: Comparison, outcome: Outcome, cell: Cell) -> str:
-    return f"{ms(cell.seconds)} ({outcome.times(cell.seconds)}) with {_flags(row, result)}"
-
-
-def _same_memory(row: Row, result: Comparison, stock: Plan) -> Cell | None:
-    """Return the fastest cell within a budget of at most the activations that stock holds."""
-    most = math.ceil(max(stock.peak_in_flight) - 1e-9)
-    inside = zip(result.budgets, row.cells, strict=True)
-    return min((cell for budget, cell in inside if cell and budget <= most), default=None)
 
 
 def charts(result: Comparison, share: float) -> list[XYChart]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from megatron_adaptra.base.units import brief
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.view import gain
-from megatron_adaptra.view.findings import all_reduce_detail, equalities, shares_line
+from megatron_adaptra.view.findings import decided, equalities
 from megatron_adaptra.view.summary import Summary
 
 
@@ -43,20 +43,11 @@ def show(summary: Summary, options: DemoOptions, console: Console) -> None:
         if any(peaks):
             table.add_row("  most microbatches in flight", *peaks, "")
     console.print(table)
-    for replan in summary["replans"]:
-        measured = replan["measured_ms"]
-        console.print(
-            f"replan at iteration {replan['iteration']}: {replan['why']} "
-            f"(predicted {replan['predicted_ms']:.0f} ms, measured "
-            + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
-            highlight=False,
-        )
-    for one in summary["all_reduces"]:
-        line = f"gradients from iteration {one['iteration']} on: {one['why']}"
-        console.print(f"{line} ({all_reduce_detail(one)})", highlight=False)
-    for shares in summary["shares"]:
-        console.print(shares_line(shares), highlight=False)
-    changes = summary["replans"] or summary["all_reduces"] or summary["shares"]
+    groups = decided(summary)
+    for group in groups:
+        for at, why, detail in group.each:
+            console.print(f"{group.what} at iteration {at}: {why} ({detail})", highlight=False)
+    changes = any(group.each for group in groups)
     if why := gain.no_plan(summary["times"]) or ("" if changes else "No other plan was made"):
         console.print(why, highlight=False)
     for what, how, good in equalities(summary):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
-from megatron_adaptra.base.units import size
 from megatron_adaptra.demo.comparison import BUSY, Comparison, Ran, conditions_of, why_off
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
@@ -32,12 +30,6 @@ def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machin
             f"equally slow. So each op takes {options.op_times:g} times as long as it computes, by "
             f"waiting, as if a GPU ran it."
         )
-    rates = [rule.bandwidth for rule in options.slowness.link_rules]
-    if options.emulate and min(rates, default=math.inf) < math.inf:
-        notes.append(_of_bytes(options.message_bytes, min(rates), "the slow link"))
-    if thin := [] if options.slowness.late_ranks else options.port_rules:
-        rate = min(rule.rate for rule in thin)
-        notes.append(_of_bytes(options.message_bytes, rate, "the slow port"))
     others = {name: load["others"] for name, load in machine["cpu_share"].items()}
     others.pop("compared", None)
     busy = {name: share for name, share in others.items() if share > BUSY}
@@ -49,14 +41,6 @@ def of_the_run(options: DemoOptions, interrupted: str, ran: int, machine: Machin
             f"take longer, and differ more, than on an idle machine."
         )
     return notes
-
-
-def _of_bytes(nbytes: int, rate: float, where: str) -> str:
-    return (
-        f"At {size(rate)}/s a message of {size(nbytes)} keeps {where} busy for "
-        f"{1e3 * nbytes / rate:.3g} ms. A deeper warmup hides delay; it does not help where "
-        f"messages take longer than a microbatch does."
-    )
 
 
 def of_predictions(

@@ -13,7 +13,7 @@ from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Curve, Mark
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.report import ArmReport, Report
-from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Shares, Summary
+from megatron_adaptra.view.summary import AllReduce, MemoryFigures, Replan, Shares, Summary
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
 COLUMNS = 8  # stages that get a column each; more stages share one column of ranges
@@ -183,18 +183,48 @@ def _bytes(peaks: Sequence[float | None], memory: MemoryFigures) -> list[float]:
     return [a * b for a, b in zip(known, each, strict=True)] if len(known) == len(each) else []
 
 
+class Decided(NamedTuple):
+    """A group of decisions holds those of one kind: iteration, reason and detail of each.
+
+    `title`: of its section. `what`: noun of one. `note`: explains the details.
+    """
+
+    title: str
+    what: str
+    note: str
+    each: list[tuple[int, str, str]]
+
+
+def decided(summary: Summary) -> list[Decided]:
+    """Return all decisions of a run by kind; `summary`: what summary.json holds."""
+    warmup = f"Warmup: how many forwards each {row_noun(summary)} runs before its first backward."
+    ranks = "Ranks in a reason are those of the data-parallel group."
+    counts = "Counts are by replica; the global batch, and the weight of each sample, stay."
+    replans = [(one["iteration"], one["why"], _replan_detail(one)) for one in summary["replans"]]
+    reduced = [(one["iteration"], one["why"], _reduced(one)) for one in summary["all_reduces"]]
+    shares = [(one["iteration"], one["why"], _shares_detail(one)) for one in summary["shares"]]
+    return [
+        Decided("Replans", "replan", warmup, replans),
+        Decided("Reductions of gradients", "another all-reduce", ranks, reduced),
+        Decided("Shares of microbatches", "other counts of microbatches", counts, shares),
+    ]
+
+
+def _replan_detail(one: Replan) -> str:
+    before, after, parts = one["warmup_before"], one["warmup_after"], []
+    if before and after and "warmup" not in one["why"]:
+        parts.append(f"warmup {brief(before)} → {brief(after)}")
+    parts.append(_times(("predicted", one["predicted_ms"]), ("measured", one["measured_ms"])))
+    return "; ".join(parts)
+
+
 def replan_marks(report: Report) -> list[Mark]:
     """The replans, changes of the all-reduce, and of replicas' microbatches, for a chart."""
-    summary = report.summary
-    decisions = [
-        *(("replan", one["iteration"], one["why"]) for one in summary["replans"]),
-        *(("another all-reduce", one["iteration"], one["why"]) for one in summary["all_reduces"]),
-        *(
-            ("other counts of microbatches", one["iteration"], one["why"])
-            for one in summary["shares"]
-        ),
+    return [
+        Mark(at, f"{group.what} at iteration {at}: {why}")
+        for group in decided(report.summary)
+        for at, why, _ in group.each
     ]
-    return [Mark(at, f"{what} at iteration {at}: {why}") for what, at, why in decisions]
 
 
 def time_curves(report: Report) -> list[Curve]:
@@ -239,8 +269,7 @@ def delay_curves(report: Report) -> list[Curve]:
     return quiet + loud
 
 
-def all_reduce_detail(one: AllReduce) -> str:
-    """Describe `one`: the change, its ranks, and the predicted and measured times."""
+def _reduced(one: AllReduce) -> str:
     times = _times(
         ("native", one["native_ms"]),
         ("predicted", one["predicted_ms"]),
@@ -250,8 +279,7 @@ def all_reduce_detail(one: AllReduce) -> str:
     return text + (f"; after the last arrival {times}" if times else "")
 
 
-def shares_detail(one: Shares) -> str:
-    """Describe `one`: the change, the predicted and measured times, the other remedies."""
+def _shares_detail(one: Shares) -> str:
     times = _times(
         ("with equal counts", one["full_ms"]),
         ("predicted", one["predicted_ms"]),
@@ -273,11 +301,3 @@ def _times(*times: tuple[str, float | None]) -> str:
 def counts(each: Sequence[int]) -> str:
     """Return the microbatches of `each` replica as text, `9,9,5,9`."""
     return ",".join(map(str, each))
-
-
-def shares_line(one: Shares) -> str:
-    """A line of the closing table, for `one` of summary.json."""
-    return (
-        f"microbatches from iteration {one['iteration']} on, {counts(one['after'])}: "
-        f"{one['why']} ({shares_detail(one)})"
-    )

@@ -53,7 +53,6 @@ def share_pipelines(
     conditions: ReplicaConditions,
     sends: str = "eager",
     counts: Sequence[int] | None = None,
-    policy: str = STOCK,
 ) -> PipelineShares:
     """Find the counts with the fastest iteration, or evaluate one with other `counts`.
 
@@ -63,7 +62,6 @@ def share_pipelines(
         conditions: of all workers; none of them is dead.
         sends: "eager" or "rendezvous".
         counts: by replica; None for the best ones.
-        policy: the one by which each replica plans its pipeline.
 
     Raises:
         BadInput: a worker is dead; counts that are no plan, or that memory is too small for.
@@ -73,7 +71,7 @@ def share_pipelines(
         names = ", ".join(map(c.name, sorted(c.failed)))
         allowed = "a replica with a dead worker runs nothing; routes go round it, shares do not"
         raise BadInput("failed", names, allowed)
-    pipelines = _Pipelines(c, sends, policy)
+    pipelines = _Pipelines(c, sends)
     each, speeds = c.microbatches, [speed_of(c, replica) for replica in c.all_replicas]
     for replica in c.all_replicas:
         pipelines.prove(replica, each)
@@ -141,8 +139,8 @@ def speed_of(conditions: ReplicaConditions, replica: int) -> Speed:
 class _Pipelines:
     """A cache holds the plan of each replica for each count, one for all that are alike."""
 
-    def __init__(self, conditions: ReplicaConditions, sends: str, policy: str) -> None:
-        self._conditions, self._sends, self._policy = conditions, sends, policy
+    def __init__(self, conditions: ReplicaConditions, sends: str) -> None:
+        self._conditions, self._sends = conditions, sends
         known: list[Conditions] = []
         self._like = []  # by replica, the number of the first one that is like it
         for replica in conditions.all_replicas:
@@ -157,7 +155,7 @@ class _Pipelines:
         key = self._like[replica], count
         if key not in self._plans:
             one = replace(self._known[key[0]], microbatches=count)
-            self._plans[key] = make_plan(one, self._policy, self._sends)
+            self._plans[key] = make_plan(one, STOCK, self._sends)
         return self._plans[key]
 
     def seconds(self, replica: int, count: int) -> float:
@@ -171,7 +169,7 @@ class _Pipelines:
         if stages := self._crowded(plan):
             worker = self._conditions.name(replica * self._conditions.stages + stages[0])
             allowed = (
-                f"policy {self._policy} needs at least {plan.peak_in_flight[stages[0]]:g} on worker"
+                f"policy {STOCK} needs at least {plan.peak_in_flight[stages[0]]:g} on worker"
                 f" {worker} for {count} microbatches"
             )
             budget = plan.conditions.activation_budget[stages[0]]

@@ -18,7 +18,7 @@ from megatron_adaptra.view.html.page import (
 )
 from megatron_adaptra.view.markup import element, prose, text
 from megatron_adaptra.view.report import Report
-from megatron_adaptra.view.summary import AllReduce, Replan, Shares, Times
+from megatron_adaptra.view.summary import Times
 from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.theme import arm_colour
 
@@ -34,17 +34,7 @@ def report_html(report: Report) -> str:
         _timelines(report),
         _charts(report),
         _results(report),
-        _replans(report),
-        _decisions(
-            "Reductions of gradients",
-            [(one, findings.all_reduce_detail(one)) for one in report.summary["all_reduces"]],
-            "Ranks in a reason are those of the data-parallel group.",
-        ),
-        _decisions(
-            "Shares of microbatches",
-            [(one, findings.shares_detail(one)) for one in report.summary["shares"]],
-            "Counts are by replica; the global batch, and the weight of each sample, stay.",
-        ),
+        *map(_decided, findings.decided(report.summary)),
     ]
     return page(report.title, *parts, footer=_footer(report))
 
@@ -231,39 +221,19 @@ def _ms(value: float | None) -> str:
     return NONE if value is None else f"{number(value)} ms"
 
 
-def _replans(report: Report) -> str:
-    row = findings.row_noun(report.summary)
-    note = f"Warmup: how many forwards each {row} runs before its first backward."
-    replans = [(one, _replan_detail(one)) for one in report.summary["replans"]]
-    if replans:
-        return _decisions("Replans", replans, note)
-    none = element("p", "The plan did not change during this run.", class_="note")
-    return section("Replans", none)
-
-
-def _replan_detail(one: Replan) -> str:
-    before, after, parts = one["warmup_before"], one["warmup_after"], []
-    if before and after and "warmup" not in one["why"]:
-        parts.append(f"warmup {brief(before)} → {brief(after)}")
-    parts.append(f"predicted {number(one['predicted_ms'])} ms")
-    if one["measured_ms"] is not None:
-        parts.append(f"measured {number(one['measured_ms'])} ms")
-    return "; ".join(parts)
-
-
-def _decisions(
-    title: str, found: Sequence[tuple[Replan | AllReduce | Shares, str]], note: str
-) -> str:
-    """Return the section on decisions, each with its detail; empty where there are none."""
+def _decided(group: findings.Decided) -> str:
+    """Return the section on a `group` of decisions; empty where there are none."""
     items = [
         element(
             "li",
-            element("b", text(f"iteration {one['iteration']}")),
-            element("div", prose(one["why"]), element("small", text(detail))),
+            element("b", text(f"iteration {at}")),
+            element("div", prose(why), element("small", text(detail))),
         )
-        for one, detail in found
+        for at, why, detail in group.each
     ]
-    return section(title, element("ul", *items, class_="replans"), note=note) if items else ""
+    if not items:
+        return ""
+    return section(group.title, element("ul", *items, class_="replans"), note=group.note)
 
 
 def _footer(report: Report) -> str:

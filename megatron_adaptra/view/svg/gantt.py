@@ -49,15 +49,9 @@ def gantt_svg(
 
 class _Picture:
     def __init__(
-        self,
-        gantt: Gantt,
-        seconds: float | None,
-        width: int,
-        row: int,
-        title: str,
-        axis: bool,
+        self, gantt: Gantt, seconds: float | None, width: int, row: int, title: str, axis: bool,
         alone: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.gantt, self.title, self.axis = gantt, title, axis
         self.begin, self.finish = gantt.begin, gantt.length
         self.width, self.row, self.alone = width, row, alone

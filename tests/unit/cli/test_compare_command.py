@@ -73,11 +73,9 @@ def test_what_runs_by_default_comes_first(here, tmp_path):
     plan = here.json("plan", *SMALL)
     assert data["default_engine_ms"] == plan["default_engine_ms"] == cells(data, "warmup")[-1]
     out, _ = here("compare", *SMALL)
-    _, first, more, same, *_ = out.splitlines()
+    _, first, *_ = out.splitlines()
     times = data["stock_ms"] / data["default_engine_ms"]
     assert first.startswith(f"With --adaptra {times:.2f}× as fast as 1F1B: ")
-    assert more.endswith(" with --adaptra --adaptra-engine executor.")
-    assert same.endswith(" with --adaptra --adaptra-engine executor --adaptra-recompute.")
     rows = [line.split("│") for line in out.splitlines() if "│" in line]
     assert [row[1].strip() for row in rows[:3]] == ["warmup", "adaptive", "adaptive + recompute"]
     assert rows[0][-2].strip() == "--adaptra"
@@ -170,7 +168,6 @@ def test_out_holds_data_and_page(here, tmp_path):
         "6 (all)",
     ):
         assert text in printed
-    assert "In the memory of 1F1B: " in printed
     dots = [title.splitlines()[0] for title in titles(root) if "\n" in title]
     assert dots.count("adaptive") == 4  # two budgets in two charts
     assert dots.count("1f1b") == 1

@@ -11,7 +11,6 @@ from view.view_sample import sample_report
 from megatron_adaptra.adapt.shares.remedy import ShareDecision
 from megatron_adaptra.demo.decided import share_entries
 from megatron_adaptra.demo.rounding import Differences
-from megatron_adaptra.view.findings import shares_line
 from megatron_adaptra.view.html.report import report_html
 
 PAGE = Path(__file__).parents[3] / "docs" / "files.md"
@@ -60,9 +59,6 @@ def test_page_and_table_show_what_was_decided() -> None:
         "other counts of microbatches at iteration 16",
     ):  # fmt: skip
         assert text in page, text
-    line = shares_line(decided[0])
-    assert line.startswith("microbatches from iteration 16 on, 9,9,5,9: replica 2 takes 2 times")
-    assert "predicted 130 ms, measured 120 ms" in line
 
 
 def test_other_counts_explain_other_bits_but_not_other_losses() -> None:
