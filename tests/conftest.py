@@ -42,7 +42,7 @@ SHARING = (
     "train/test_iteration_end.py",
     "train/test_schedules.py", "launch/test_documented_commands.py",
     "train/test_found_counts.py", "train/test_slow_worker.py",
-    "test_zygote.py", "execute/test_ddp_hook.py",
+    "execute/test_ddp_hook.py",
 )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def started(nodeid: str) -> int:
 def scope(nodeid: str, quick: bool) -> str:
     """What goes to one process together."""
     path, _, name = nodeid.partition("::")
-    if quick and ("/train/" in path or path.endswith("test_zygote.py")):
+    if quick and "/train/" in path:
         return path if path.endswith(LONGEST) else "trainings"
     if quick:  # what a file's tests share is made once
         return path

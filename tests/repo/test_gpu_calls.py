@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "megatron_adaptra"
 LAYER = PACKAGE / "device"
@@ -86,27 +84,3 @@ def test_folders_of_the_engine_include_only_what_is_below_them() -> None:
         assert included or path.suffix == ".h", path
         folder = "" if path.parent == ENGINE else path.parent.name
         assert set(included) <= BELOW[folder], path
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.cuda.synchronize()",
-        "torch.cuda.Stream()",
-        "with torch.cuda.stream(s): pass",
-        "torch.cuda.current_stream().wait_event(e)",
-        "from torch.cuda import Event",
-        "x.to('cuda', non_blocking=True)",
-        "torch.empty(3, pin_memory=True)",
-        "x.pin_memory()",
-        "x.record_stream(s)",
-        "ctypes.CDLL('libcuda.so.1')",
-    ],
-)
-def test_the_rule_sees(line: str) -> None:
-    assert asked(line)
-
-
-@pytest.mark.parametrize("line", ["torch.cuda.is_available()", "x.to('cuda', non_blocking=False)"])
-def test_the_rule_lets_pass(line: str) -> None:
-    assert not asked(line)

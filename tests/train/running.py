@@ -36,16 +36,6 @@ def demo(out: Path, *options: str, timeout: float = 500) -> subprocess.Completed
     )
 
 
-def cold_summary(out: Path, *options: str) -> dict[str, Any]:
-    """The summary of an `adaptra demo` that has to succeed."""
-    done = demo(out, "--json", *SMALL, *options)
-    log = out / "ranks.log"
-    assert done.returncode == 0, done.stderr + (log.read_text()[-4000:] if log.exists() else "")
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert printed == json.loads((out / "summary.json").read_text())
-    return printed
-
-
 def summary(out: Path, **options: Any) -> dict[str, Any]:
     """The summary of the demo's ranks, which have to succeed; see DemoOptions."""
     return summary_and_text(out, **options)[0]

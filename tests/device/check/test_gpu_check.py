@@ -148,22 +148,6 @@ def test_a_part_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.glob("adaptra-gpu-*")) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "is_late"),
-    [
-        ([], False),
-        (["with anchors: a mark is off by 90.00 ms (worst), more than 50.00 ms"], True),
-        (["pinning, 256 KiB: took 700.00 ms, as long as the peer was late"], True),
-        (["a mark is off by 90 ms", "pinning: other bytes arrived then"], False),
-    ],
-)
-def test_of_what_is_wrong_lateness_alone_may_be_the_machines(
-    wrong: list[str], is_late: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "out").write_text(json.dumps({"parts": [{"wrong": []}, {"wrong": wrong}]}))
-    assert late(tmp_path / "out") is is_late
-
-
 @pytest.mark.cold
 @pytest.mark.timing
 def test_rehearsal(tmp_path: Path) -> None:

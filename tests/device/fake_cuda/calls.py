@@ -11,7 +11,6 @@ from typing import Any
 
 NON_BLOCKING = 1
 FLOAT32, SUM = 7, 0
-NOT_READY = 600
 
 
 class CallFailed(RuntimeError):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from launching import ROOT, clean_env
-from megatron_lm_process import why
 
 # A release for this Python, and what names the environment for it.
 MINOR, VENV = (16, "ADAPTRA_VENV_311") if sys.version_info < (3, 12) else (19, "ADAPTRA_VENV_312")
@@ -65,26 +64,6 @@ def test_a_failed_row_says_why_in_its_line(checkout: Path, tmp_path: Path) -> No
     datasets = checkout / "megatron/core/datasets"
     assert (datasets / "made_by").read_text().strip() == str(tmp_path / "no-torch")
     assert [path.name for path in datasets.glob("helpers_cpp*")] == [f"helpers_cpp{SUFFIX}"]
-
-
-@pytest.mark.parametrize(
-    ("log", "line"),
-    [
-        ("building\n\x1b[01mx.cpp:2:10:\x1b[m \x1b[31mfatal error: \x1b[mno y.h\nmake: Error 1",
-         "x.cpp:2:10: fatal error: no y.h"),
-        ("[rank1]: Traceback:\n[rank1]: ValueError: 3\n[rank0]: RuntimeError: closed by peer\n"
-         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
-         "[rank1]: ValueError: 3"),
-        ("pretrain_gpt.py: error: unrecognized arguments: --x\n",
-         "pretrain_gpt.py: error: unrecognized arguments: --x"),
-        ("done\nterminate called without an active exception\nFAILED\n====\n",
-         "terminate called without an active exception"),
-        ("usage\nKilled\n", "Killed"),
-        ("", "it printed nothing"),
-    ],
-)  # fmt: skip
-def test_why_is_the_first_error_of_a_log(log: str, line: str) -> None:
-    assert why(log) == line
 
 
 @pytest.mark.cold

@@ -367,18 +367,14 @@ _PIPELINE: dict[str, list[Step]] = {
     "undone": [(20, {}), (30, {"slow": _LINK, "hidden": 30 * MS}), (45, {"hidden": 0.0}), _HEALED],
     "lost": [(20, {}), (15, {"slow": _LINK, "silent": [2]}), _SLOW, (10, {"silent": [0]}), _HEALED],
     "resumed": [(20, {}), _SLOW, RESUMES, (20, {}), _HEALED, RESUMES, (10, {})],
-    "retried": [(20, {}), (180, {"slow": _LINK, "hidden": 30 * MS})],
     "met": [(20, {}), _SLOW, _MET, _HEALED, _SLOW],
     "bytes": [(20, {"wire": 20 * MS}), (20, {"slow": _LINK, "wire": 90 * MS}), _HEALED],
 }
 _PATHS, _WELL = (25, {"paths": _LINK}), (20, {"paths": {}, "slow": {}})
 _ROUTES: dict[str, list[Step]] = {
     "proposed": [(20, {}), _PATHS, _WELL, (30, {"slow": {4: 2.0}}), _WELL],
-    "refused": [(20, {}), (45, {"paths": _LINK, "refuses": 2}), (20, {"paths": {}, "refuses": 1})],
-    "undone": [(20, {}), (50, {"paths": _LINK, "hidden": 3.0}), (45, {"hidden": 1.0}), _WELL],
     "lost": [(20, {}), (15, {"paths": _LINK, "silent": [2]}), _PATHS, (10, {"silent": [0]}), _WELL],
     "resumed": [(20, {}), _PATHS, RESUMES, (20, {}), _WELL, RESUMES, (10, {})],
-    "retried": [(20, {}), (180, {"paths": _LINK, "hidden": 3.0})],
     "met": [(20, {}), _PATHS, _MET, _WELL, _PATHS],
     "declined": [(20, {}), (10, {"slow": {4: 1.2}}), (20, {"slow": {4: 2.0}})],
 }
@@ -391,7 +387,6 @@ _REDUCTIONS: dict[str, list[Step]] = {
     "lost": [(12, {}), (10, {"late": _LATE, "silent": [3]}), (20, {"late": _LATE}), (15, {})],
     # Its native begins again: what was in force is not kept.
     "resumed": [(12, {}), (20, {"late": _LATE}), RESUMES, (25, {"late": _LATE}), (15, {})],
-    "retried": [(12, {}), (190, {"late": _LATE, "factor": 2.0})],
 }
 _SHARDED: list[Step] = [(20, {}), (20, {"delay": 50 * MS}), (20, {"late": _LATE})]
 _THIRD = {3: 2.0}
@@ -402,7 +397,6 @@ _SHARES: dict[str, list[Step]] = {
     "lost": [(12, {}), (15, {"slow": _THIRD, "unknown": True}), (20, {"slow": _THIRD}), (20, {})],
     # So do equal counts.
     "resumed": [(12, {}), (20, {"slow": _THIRD}), RESUMES, (25, {"slow": _THIRD}), (20, {})],
-    "retried": [(12, {}), (190, {"slow": _THIRD, "away": 0.5})],
     "declined": [(12, {}), (20, {"slow": _THIRD, "step": 60 * STEP}), (30, {"slow": _THIRD})],
     "anew": [
         (12, {}), (20, {"slow": _THIRD}), (25, {"slow": _THIRD, "microbatches": 16}),

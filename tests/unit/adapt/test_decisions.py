@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 from agree.leading import drive
-from patience import PATIENCE
 from run_records import read_log
 
 from megatron_adaptra.adapt.log import DecisionLog
@@ -116,19 +114,6 @@ def test_a_decision_names_both_ends_of_its_links(tmp_path: Path) -> None:
     assert last.sentence().endswith("; between rank 11 on host1 (eth2) and rank 12 on host2 (eth1)")
 
 
-def test_what_is_known_of_an_outcome_is_logged_when_another_plan_comes_or_the_end(
-    tmp_path: Path,
-) -> None:
-    log = DecisionLog(PlanDecision, tmp_path / "log")
-    for number in (0, 3):
-        log.add(made := decision(number))
-        log.close_vote(made, True)
-    for ran in range(3, 8):
-        log.outcome(ran, ran / 1e3)
-    log.close()
-    assert [row["measured_ms"] for row in read_log(tmp_path / "log")] == [3.5, 6.5]
-
-
 @pytest.mark.parametrize(
     ("took", "words"),
     [(104.0, "104 ms, as predicted (100)"), (106.0, "106 ms, predicted were 100")],
@@ -143,27 +128,6 @@ def test_what_came_of_a_decision_is_a_sentence_where_it_was_announced(
         log.outcome(ran, took / 1e3)
     log.close()
     assert lines == [f"the plan of iteration 16: an iteration takes {words}"]
-
-
-def test_jobs_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
-    """Two at once, and one that is started again: every line is whole, and is there."""
-    path, count = tmp_path / "decisions.jsonl", 50
-
-    def job() -> None:
-        log = DecisionLog(PlanDecision, path)
-        for number in range(count):
-            log.add(decision(number))
-        log.close()
-
-    jobs = [threading.Thread(target=job) for _ in range(2)]
-    for one in jobs:
-        one.start()
-    for one in jobs:
-        one.join(PATIENCE)
-    job()
-    assert [row["number"] for row in read_log(path)].count(7) == 3
-    assert len(read_log(path)) == 3 * count
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.fixture(params=["full", "no name"])

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapt.replaying import replayed
 from agree.leading import drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure.records import report
 from measure.test_report import REPORTS, SECONDS
-from run_records import read_log, read_record
+from run_records import Recorded, read_log, read_record
 
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.pipeline.remedy import PipelineRemedy
@@ -56,6 +55,25 @@ def test_a_run_is_recorded_whole(tmp_path: Path) -> None:
     assert len(decisions) == 2
     assert [d["why"] for d in run.decisions] == [d["why"] for d in decisions]
     assert [d["committed"] for d in run.decisions] == [True, True]
+
+
+def replayed(run: Recorded, remedy: PipelineRemedy) -> list[tuple[int, str]]:
+    """The iterations whose reports lead to a plan, and the plans as text."""
+    now = Schedule.from_json(run.about["now"])
+    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
+    found: list[Any] = []
+    for iteration, row in run.iterations.items():
+        ran, now = now, swaps.get(iteration, now)
+        if iteration == run.about["iteration"]:
+            continue
+        changed = remedy.measure(iteration, dict(enumerate(row.reports)), ran)
+        if iteration in swaps:
+            remedy.swapped(found[-1][1], iteration)
+        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
+        change = remedy.plan(iteration, changed, now, possible=not due)
+        if change is not None:
+            found.append((iteration, change))
+    return [(iteration, change.plan.schedule.text()) for iteration, change in found]
 
 
 def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:

@@ -129,25 +129,6 @@ def test_delays_of_shards_that_grow_are_seen_at_the_next_look(tmp_path: Path) ->
     assert (decision["detected"] % LOOK, decision["why"]) == (0, "a message takes 50 ms")
 
 
-def test_without_a_material_gain_native_stays(tmp_path: Path) -> None:
-    group = VotedGroup(4, tmp_path / "decisions.jsonl", min_gain=0.5)
-    assert all(one.native for one in group.train(30, {2: BUFFER}))
-    group.close()
-    assert lines(tmp_path / "decisions.jsonl") == []
-
-
-def test_lateness_that_moves_each_iteration_is_left_alone_and_noted_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    group = VotedGroup(4, tmp_path / "decisions.jsonl")
-    group.train(8)
-    for iteration in range(40):
-        group.train(1, {iteration % 4: BUFFER})
-    assert all(one.native for one in group.ran)
-    group.close()
-    assert capfd.readouterr().err.count("another rank is late in each iteration") == 1
-
-
 def test_a_plan_that_is_slower_than_native_goes_back_and_waits(tmp_path: Path) -> None:
     group = VotedGroup(4, tmp_path / "decisions.jsonl", min_gain=0.03)
     group.train(12)

@@ -138,16 +138,6 @@ def test_a_path_whose_probes_do_not_come_is_not_used_and_tried_again_later() -> 
     assert ran[-1].routes.moved, job.reasons
 
 
-def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
-    job = seeded(mode="swap")
-    job.train(20)
-    assert all(one.same_as(job.start) for one in job.train(40, slow=HALF_SPEED)), job.reasons
-    (why,) = job.stays.values()
-    assert re.match(
-        r"worker 1\.1 takes .* as its peers: the plan in force stays: an iteration takes", why
-    )
-
-
 def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> None:
     job = seeded(mode="swap", plus=0.0)
     job.train(20, hidden=3.0)
@@ -246,15 +236,6 @@ def test_nonsense_is_no_reason_for_a_plan(what: list[str]) -> None:
     assert job.changes == {}, job.reasons
     job.train(60, slow=HALF_SPEED)
     assert job.seconds(job.start) / job.seconds(job.ran[-1]) >= 1.25, job.reasons
-
-
-def test_reports_may_come_in_the_order_of_workers() -> None:
-    job = seeded(mode="swap", plus=0.0)
-    job.spoil = lambda i, reports: [reports[worker] for worker in range(6)]
-    job.train(20)
-    assert job.train(SOON, paths=PATH)[-1].routes.moved
-    (change,) = job.changes.values()
-    assert change.links == pytest.approx(dict.fromkeys(PATH, 0.1 * MS))
 
 
 def test_what_cannot_be_asked_for() -> None:

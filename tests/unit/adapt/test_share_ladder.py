@@ -14,7 +14,7 @@ from run_records import read_log
 from megatron_adaptra.adapt.loop import Offer
 from megatron_adaptra.adapt.shares.ladder import PATIENCE, RECENT, Offered, known_remedies
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.plan.ladder import COLLECTIVE, ORDER, REMEDIES, ROUTES
+from megatron_adaptra.plan.ladder import COLLECTIVE, ORDER, ROUTES
 from megatron_adaptra.plan.shares.counts import SharePlan, Speed, share_by_speed
 
 SOON = 10  # iterations in which a slow replica is found
@@ -40,20 +40,6 @@ def log_of(folder: Path) -> Path:
     return folder / "decisions.jsonl"
 
 
-def test_with_nothing_cheaper_it_is_as_share(tmp_path: Path) -> None:
-    job = VotedJob(4, log_of(tmp_path), offers={})
-    assert set(job.train(12)) == {FULL}
-    assert job.train(SOON + 1, {3: 2.0})[-1] == SHARED
-    assert job.train(SOON + 1)[-1] == FULL
-    job.close()
-    first, _ = read_log(log_of(tmp_path))
-    assert [one["remedy"] for one in first["cheaper"]] == list(REMEDIES[:3])
-    assert first["cheaper"][0]["leaves_ms"] == pytest.approx(first["full_ms"])
-    assert [one["leaves_ms"] for one in first["cheaper"][1:]] == [None, None]
-    assert first["predicted_ms"] == pytest.approx(1050)
-    assert first["measured_ms"] == pytest.approx(1050)
-
-
 def test_while_acting_is_off_what_routes_would_leave_counts_and_not_what_is_measured(
     tmp_path: Path,
 ) -> None:
@@ -66,13 +52,6 @@ def test_while_acting_is_off_what_routes_would_leave_counts_and_not_what_is_meas
     assert set(job.train(2 * PATIENCE, {3: 2.0})) == {FULL}
     job.close()
     assert read_log(log_of(tmp_path)) == []
-
-
-def test_nobody_slow_changes_nothing_and_asks_for_nothing_but_offers(tmp_path: Path) -> None:
-    job = VotedJob(4, log_of(tmp_path), offers={ROUTES: Planner(), COLLECTIVE: Planner()})
-    assert set(job.train(40)) == {FULL}
-    job.close()
-    assert not log_of(tmp_path).exists() or not read_log(log_of(tmp_path))
 
 
 def test_routes_that_are_enough_leave_counts_as_they_are(
@@ -172,18 +151,6 @@ def test_what_a_collective_hides_while_one_is_late_does_not_count_for_shares(
     assert set(job.train(PATIENCE + 2 * SOON, {3: 1.5}, step=1.1)) == {FULL}
     job.close()
     assert "no remedy makes it less; counts stay" in capfd.readouterr().err
-
-
-def test_counts_in_force_change_with_the_set_whatever_others_offer(tmp_path: Path) -> None:
-    routes = Planner()
-    job = VotedJob(4, log_of(tmp_path), offers={ROUTES: routes})
-    job.train(12)
-    job.train(4, {3: 2.0})
-    routes.answers(1.0)
-    assert job.train(SOON, {3: 2.0})[-1] == SHARED
-    assert job.train(SOON + 1, {1: 2.0})[-1] == (9, 5, 9, 9)
-    assert job.train(SOON + 1)[-1] == FULL
-    job.close()
 
 
 def test_a_planner_that_fails_is_one_that_never_answers(tmp_path: Path) -> None:

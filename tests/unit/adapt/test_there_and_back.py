@@ -61,9 +61,3 @@ def test_a_link_that_is_slow_for_megatrons_messages_alone_is_left_to_ours() -> N
     assert not job.train(40, slow=SLOW)[-1].stock, job.reasons
     ((_, why),) = job.reasons
     assert "for Megatron's messages, for ours " in why
-
-
-def test_a_delay_that_does_not_matter_changes_nothing() -> None:
-    job = Job(Truth(1 * MS))
-    job.train(20)
-    assert all(one.stock for one in job.train(40, slow=dict.fromkeys(SLOW, 3 * MS))), job.reasons

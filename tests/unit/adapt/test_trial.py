@@ -69,13 +69,6 @@ def test_what_takes_longer_for_a_while_does_not_undo_a_plan_for_good(
     assert len(job.swaps) == 1 or "hidden" in what, job.reasons
 
 
-def test_a_plan_that_wins_stays() -> None:
-    job = Job(Truth(1 * MS, hidden=10 * MS))  # 9 % faster than stock, where 30 % were promised
-    job.train(20)
-    job.train(FIRST_BLOCK, slow=SLOW)
-    assert len(job.swaps) == 1, job.reasons
-
-
 def test_links_that_change_while_plans_are_blocked_are_planned_for_afterwards() -> None:
     """What held ops up is gone, but only the end of the block shows it."""
     job = Job(Truth(1 * MS, hidden=40 * MS))

@@ -15,7 +15,6 @@ from transport.ranks import run
 
 from megatron_adaptra.base import exits
 from megatron_adaptra.base.errors import BadInput, Disagreement
-from megatron_adaptra.execute.planned import exchange as exchange_module
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.reductions.builders import (
     direct,
@@ -187,29 +186,3 @@ def test_a_rank_that_has_its_result_waits_for_nobody_to_confirm(build, process_e
     else:
         assert first[:4] == [10.0, 12.0, 14.0, 16.0]
         assert second[4:] == [18.0, 20.0, 22.0, 24.0]
-
-
-def whole_without_copies(me, plan):
-    """A large buffer is sent as it is, and its work ends once it has left."""
-    exchange = exchange_of(me, 2)
-    exchange.start(torch.ones(8), plan).wait()
-    sent, isend = [], exchange.transport.isend
-
-    def seen(buffer, peer, tag):
-        sent.append(buffer.data_ptr())
-        return isend(buffer, peer, tag)
-
-    exchange.transport.isend = seen
-    mine = torch.ones(8)
-    work = exchange.start(mine, plan)
-    work.wait()
-    last = mine.data_ptr() + mine.nbytes
-    me.meet()
-    return all(mine.data_ptr() <= at < last for at in sent), bool(sent)
-
-
-def test_what_is_too_large_to_copy_is_sent_as_it_is(monkeypatch):
-    plan = direct_reduce_scatter(2)
-    assert run("eager", whole_without_copies, plan) == [(False, True)] * 2
-    monkeypatch.setattr(exchange_module, "COPIED", 31)
-    assert run("eager", whole_without_copies, plan) == [(True, True)] * 2

@@ -16,7 +16,6 @@ from megatron_adaptra.plan.pipeline.base import make_plan
 from megatron_adaptra.plan.routes.reroute import evaluate_replicas
 from megatron_adaptra.plan.shares.pipelines import pipeline_of, share_pipelines, speed_of
 
-INF = float("inf")
 PIPELINE = Conditions(8, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2, split=False, step_seconds=3.0)
 SLOW = ReplicaConditions(PIPELINE, 4, slow={4: 2.0, 5: 2.0})
 
