@@ -62,19 +62,20 @@ COMMANDS = {
 def main() -> None:
     """Raises ImportError where matplotlib is not installed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("names", nargs="*", choices=[*COMMANDS, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(COMMANDS)}")
     parser.add_argument("--demo", type=Path, help="results of `adaptra demo`, for timelines")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/img", help="default: docs/img")
     args = parser.parse_args()
+    if unknown := sorted({*args.names} - {*COMMANDS}):
+        parser.error(f"no such picture: {', '.join(unknown)}; there are {', '.join(COMMANDS)}")
     for name in args.names or [name for name in COMMANDS if name not in MEASURED]:
         words, file = COMMANDS[name]
         with TemporaryDirectory() as folder:
-            for one in [] if args.demo and name == "timelines" else filter(None, words.split("&&")):
+            todo = "" if args.demo and name == "timelines" else words
+            for one in filter(None, todo.split(" && ")):
                 program, *rest = shlex.split(one.format(root=ROOT))
-                module = "megatron_adaptra"
-                start = (
-                    command(module) if program == "adaptra" else [sys.executable, ROOT / program]
-                )
+                script = [sys.executable, str(ROOT / program)]
+                start = command("megatron_adaptra") if program == "adaptra" else script
                 subprocess.run([*start, *rest], cwd=folder, check=True)
             picture = Path(folder, file)
             if name == "timelines":

@@ -73,7 +73,8 @@ h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
 .legend i.bar { width: 4px; height: 14px; border-radius: 1px; vertical-align: -2px; }
 .scroll > .chart { min-width: 520px; }
 .wide td:first-child { white-space: nowrap; }
-.wide th, .wide td:last-child { white-space: normal; vertical-align: bottom; }
+.wide th { white-space: normal; vertical-align: bottom; }
+.wide td:last-child { white-space: normal; }
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: 7px 14px 7px 0; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
@@ -102,6 +103,7 @@ footer span { margin-right: 14px; display: inline-block; }
   th, td { padding-right: 10px; }
   th, table:not(.wide) td, .wide td:first-child { white-space: normal; }
   th:has(i), .wide td:last-child { white-space: nowrap; }
+  .wide td:first-child { min-width: 96px; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 10px; }
   .tile { padding: 11px 13px; }
   .tile b { font-size: 18px; }
