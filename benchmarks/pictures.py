@@ -15,15 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from megatron_adaptra.view.all_reduce import all_reduce_gantt
-
 from megatron_adaptra.base.package import command
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.plan.reductions.sized import for_gradients
-from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view import gain
-from megatron_adaptra.view.drawing import Drawing, drawing_png
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 
@@ -55,7 +50,6 @@ COMMANDS = {
         "benchmarks/whole_iteration.py --iterations 24 --plot whole-iteration.png",
         "whole-iteration.png",
     ),
-    "allreduce-late": ("", "allreduce-late.png"),
 }
 
 
@@ -80,19 +74,7 @@ def main() -> None:
             picture = Path(folder, file)
             if name == "timelines":
                 timelines(args.demo or Path(folder), picture)
-            elif name == "allreduce-late":
-                late_rank(picture)
             shutil.move(picture, args.out / f"{name}.png")
-
-
-def late_rank(png: Path) -> None:
-    """Simulate the all-reduce of docs/allreduce.md, and draw its messages."""
-    ranks, nbytes, rate = 8, 3_200_000, 20e6
-    plan = for_gradients("direct", ranks, nbytes, late=[ranks - 1], pieces=15)
-    arrivals = [0.0] * (ranks - 1) + [nbytes / rate]
-    run = run_on_ports(plan, nbytes, Ports((rate,) * ranks, (rate,) * ranks, cost=1e-4), arrivals)
-    job = f"8 ranks, 3.2 MB, ports of 20 MB/s, rank 7 late by {1e3 * arrivals[-1]:.0f} ms"
-    drawing_png(Drawing("direct", job, "rank 7 owns no piece", all_reduce_gantt(plan, run)), png)
 
 
 def timelines(folder: Path, png: Path) -> None:

@@ -53,9 +53,9 @@ class JobLog:
         self._file: LogFile | None = None
         self._once = LogOnce()
         self._read = 0  # lines of others that rank 0 has dealt with
-        self._waits_since: float | None = None
+        self._missing: dict[int, float] = {}  # numbers without a line, and since when
         self._closing = threading.Event()
-        self._one = threading.Lock()
+        self._one, self._writing = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -86,9 +86,9 @@ class JobLog:
         elif self._closing.is_set() or not self._send(json.dumps([line, event, once])):
             self._write_line(line, once=False)
 
-    def new_book(self) -> FindingBook:
-        """Make a book of findings of this rank, which are written here."""
-        return FindingBook(self._rank, self.say, self._numbers)
+    def new_book(self, first: int = 0) -> FindingBook:
+        """Make a book of findings of this rank, which are written here; `first`: see there."""
+        return FindingBook(self._rank, self.say, self._numbers, first)
 
     def show(self, key: str, text: str) -> bool:
         """Show rank 0 a `text` under a `key` of this rank's; return whether it has got there.
@@ -115,8 +115,12 @@ class JobLog:
         return own | {names[name]: text for name, text in found.items()}
 
     def end_here(self) -> None:
-        """Write what is still to come where it is made: rank 0 may look for nothing any more."""
-        self._closing.set()
+        """Write what is still to come where it is made: rank 0 may look for nothing any more.
+
+        Rank 0 itself looks until `close`.
+        """
+        if self._rank:
+            self._closing.set()
 
     def close(self) -> None:
         """End the thread and the connection; write what other ranks have sent until now."""
@@ -157,9 +161,10 @@ class JobLog:
             last = self._closing.wait(pause)
             began = time.monotonic()
             try:
-                self._take_sent()
-                for line, event in self.open.unexplained(began):
-                    self._put(line, event)
+                self._take_sent(last)
+                with self._writing:
+                    for line, event in self.open.unexplained(began):
+                        self._put(line, event)
                 answers = time.monotonic() < began + waits.STORE
                 if self.each_look is not None:
                     self.each_look()
@@ -170,35 +175,39 @@ class JobLog:
                 return
             pause = LOOK if answers else min(2 * pause, LONGEST_LOOK)
 
-    def _take_sent(self) -> None:
-        """Write all lines that are there, in their order."""
+    def _take_sent(self, last: bool) -> None:
+        """Write the lines that are there, in their order; `last`: wait for none that is missing."""
         if (store := self._store()) is None:
             return
-        count = int(store.get(_COUNT) or 0)
-        while self._read < count:
-            text = store.take(str(self._read + 1))
-            if text is None:  # a number is there before its line
-                now = time.monotonic()
-                self._waits_since = self._waits_since or now
-                if now < self._waits_since + PATIENCE:
-                    return
-            self._waits_since = None
-            self._read += 1
+        numbers = range(self._read + 1, int(store.get(_COUNT) or 0) + 1)
+        if not numbers or (found := store.get_all(map(str, numbers))) is None:
+            return
+        now = time.monotonic()
+        for number in numbers:
+            if str(number) not in found:  # a number is there before its line
+                self._missing.setdefault(number, now)
+        for number in numbers:
+            text = found.get(str(number))
+            if text is None and not last and now < self._missing[number] + PATIENCE:
+                return
+            self._missing.pop(number, None)
+            self._read = number
             if text is not None:
+                store.delete(str(number))
                 self._take(*json.loads(text))
 
     def _take(self, line: str, event: Mapping[str, Any] | None, once: bool) -> None:
-        if event is not None and event.get("kind") == "finding":
-            line, event = self.open.see(line, event)
-        self._put(line, event, once)
+        with self._writing:
+            if event is not None and event.get("kind") == "finding":
+                line, event = self.open.see(line, event)
+            self._put(line, event, once)
 
     def _put(self, line: str, event: Mapping[str, Any] | None, once: bool = False) -> None:
         self._write_line(line, once)
         if event is None:
             return
-        with self._one:
-            if self._path is not None:
-                path, self._path = self._path, None  # tried once
-                self._file = LogFile(path, "findings")
+        if self._path is not None:
+            path, self._path = self._path, None  # tried once
+            self._file = LogFile(path, "findings")
         if self._file is not None:
             self._file.write(json.dumps(event))

@@ -63,12 +63,9 @@ class KeyValueStore:
         """Count `key` up by one, from 0; return the count, or None without an answer."""
         return self._ask(lambda: int(self._store.add(self._prefix + key, 1)))
 
-    def take(self, key: str) -> str | None:
-        """Return the value of `key` as `get` does, and delete it."""
-        found = self.get(key)
-        if found is not None:
-            self._ask(lambda: self._store.delete_key(self._prefix + key))
-        return found
+    def delete(self, key: str) -> None:
+        """Delete `key`, if the store answers."""
+        self._ask(lambda: self._store.delete_key(self._prefix + key))
 
     def get_all(self, keys: Iterable[str]) -> dict[str, str] | None:
         """Return the values of those of `keys` that have one.

@@ -7,6 +7,7 @@ one iteration some of them do, ROWS at most, by turns: each replica always with 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from megatron_adaptra.base.errors import BadMessage
 from megatron_adaptra.diagnose.beside import BesideOthers, Search
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import WORKER, Finding
@@ -49,13 +51,21 @@ class StageTimes:
     waits: Mapping[int, float]
 
     @classmethod
-    def read(cls, text: str) -> list[StageTimes]:
-        """Return the rows that `text` holds. Raises BadMessage, as StageReport.from_json."""
-        return [read_report(cls, row, VERSION) for row in json.loads(text)]
+    def read(cls, text: str, since: int = 0) -> list[StageTimes]:
+        """Return the rows that `text` holds, without those of iterations before `since`.
+
+        Raises BadMessage, as StageReport.from_json.
+        """
+        rows = [row for row in json.loads(text) if not _older(row, since)]
+        return [read_report(cls, row, VERSION) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """Return an object for json.dump, which `read` reads in a list."""
         return {"version": VERSION, **vars(self)}
+
+
+def _older(row: Any, since: int) -> bool:
+    return isinstance(row, dict) and isinstance(n := row.get("iteration"), int) and n < since
 
 
 def turns_of(replicas: int) -> int:
@@ -116,9 +126,10 @@ class Across:
         self._beside = [BesideOthers(self._stages, len(g), LEAST) for g in self._groups]
         self._texts: dict[int, str] = {}  # by replica, as read last
         self._rows: dict[int, dict[int, StageTimes]] = {}  # by iteration and replica
+        self._silent: set[int] = set()  # replicas that rank 0 does not wait for
         self._next = -1  # the iteration to compare next; -1 before the first one
         self._known: dict[_Subject, Finding] = {}  # those that are open
-        self._search = Search("who is slower than the same stage of other replicas")
+        self._search = Search("who is slower than the same stage of other replicas", book)
 
     def look(self) -> None:
         """Compare the iterations that are there by now. On one thread, beside the training."""
@@ -135,14 +146,21 @@ class Across:
         due = range(max(self._next, newest - KEPT * turns), newest + 1)
         for turn in sorted({iteration % turns for iteration in due}):
             if not self._read(self._groups[turn]):
-                return  # rows are there for some iterations yet
+                break  # rows are there for some iterations yet
+        else:
+            self._compare_all(due, newest)
+        least = max(self._next, newest - KEPT * turns)
+        self._rows = {i: row for i, row in self._rows.items() if i >= least}
+
+    def _compare_all(self, due: Iterable[int], newest: int) -> None:
         for iteration in due:
-            rows, group = self._rows.get(iteration, {}), self._groups[iteration % turns]
-            if iteration > newest - LAG and not all(replica in rows for replica in group):
+            rows = self._rows.get(iteration, {})
+            missing = set(self._groups[iteration % len(self._groups)]) - rows.keys()
+            if iteration > newest - LAG and missing - self._silent:
                 break
+            self._silent = (self._silent | missing) - rows.keys()
             self._compare(iteration, rows)
             self._next = iteration + 1
-        self._rows = {i: row for i, row in self._rows.items() if i >= self._next}
 
     def _read(self, replicas: Iterable[int]) -> bool:
         """Take what `replicas` show; return whether the store has answered."""
@@ -154,8 +172,8 @@ class Across:
             if self._texts.get(replica) == text:
                 continue
             self._texts[replica] = text
-            for row in StageTimes.read(text):
-                if row.iteration >= self._next:
+            with contextlib.suppress(BadMessage):  # of this replica alone
+                for row in StageTimes.read(text, self._next):
                     self._rows.setdefault(row.iteration, {})[replica] = row
         return True
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
 from megatron_adaptra.base.log import GOES_ON, log_line
+from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.watch import Samples, Sight
 from megatron_adaptra.measure.slow_workers import SLOW, SlowWorkers
 
@@ -16,11 +17,11 @@ P = ParamSpec("P")
 class Search:
     """A search calls what looks for something slow, until that fails: then it ends, with one line.
 
-    `what`: is not looked for any more, in that line.
+    `what`: is not looked for any more, in that line. `book`: of its findings.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._over = what, False
+    def __init__(self, what: str, book: FindingBook) -> None:
+        self._what, self._book, self._over = what, book, False
 
     def run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `function`, unless an earlier call has failed."""
@@ -31,6 +32,7 @@ class Search:
         except Exception as error:
             self._over = True
             log_line(f"{self._what} is not looked for any more, {GOES_ON}: {error!r}")
+            self._book.abandon()
 
 
 class BesideOthers:

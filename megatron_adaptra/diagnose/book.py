@@ -27,10 +27,13 @@ class FindingBook:
         by: the global rank that finds them.
         say: takes the line for people, "" for none, and the event for the log of decisions.
         numbers: of findings, shared by all books of this rank; None for a book alone.
+        first: iteration of the job that is the first one, 0, here.
     """
 
-    def __init__(self, by: int, say: Say, numbers: Iterator[int] | None = None) -> None:
-        self._by, self._say = by, say
+    def __init__(
+        self, by: int, say: Say, numbers: Iterator[int] | None = None, first: int = 0
+    ) -> None:
+        self._by, self._say, self._first = by, say, first
         self._open: dict[Hashable, Finding] = {}
         self._numbers = itertools.count() if numbers is None else numbers
         self._seconds: deque[tuple[int, float]] = deque(maxlen=KEPT_ITERATIONS)
@@ -71,6 +74,14 @@ class FindingBook:
                 if other:
                     self._write(known, CHANGED)
 
+    def abandon(self) -> None:
+        """Close what is open by events alone: nothing is watched any more."""
+        until = self._seconds[-1][0] if self._seconds else 0
+        for finding in self._open.values():
+            finding.until = max(until, finding.since + 1)
+            self._write(finding, CLOSED, silent=True)
+        self._open.clear()
+
     def ids(self, subjects: Iterable[Hashable]) -> list[str]:
         """Return the names of the open findings on `subjects`."""
         return [self._open[s].id for s in subjects if s in self._open]
@@ -92,7 +103,7 @@ class FindingBook:
     def _join(self, part: Finding, whole: Finding, iteration: int) -> None:
         """Close a `part`, which has turned out to be of the `whole`: an event without a line."""
         part.until, part.because = max(iteration, part.since + 1), (whole.id,)
-        self._say("", part.to_json(CLOSED))
+        self._write(part, CLOSED, silent=True)
 
     def _opened(self, iteration: int, found: Finding) -> Finding:
         number = next(self._numbers)
@@ -115,5 +126,8 @@ class FindingBook:
             finding.lost = max(0.0, finding.lost - later)
         self._write(finding, CLOSED)
 
-    def _write(self, finding: Finding, state: str) -> None:
-        self._say(finding.sentence(state), finding.to_json(state))
+    def _write(self, finding: Finding, state: str, silent: bool = False) -> None:
+        until = None if finding.until is None else finding.until + self._first
+        since, found = finding.since + self._first, finding.found + self._first
+        shown = replace(finding, since=since, found=found, until=until)
+        self._say("" if silent else shown.sentence(state), shown.to_json(state))

@@ -35,7 +35,7 @@ class LateDiagnosis:
         self._samples = [Samples() for _ in places]
         self._late: dict[int, Sight] = {}
         self._rotation = Rotation()
-        self._search = Search(f"who comes late to the reduction of gradients of {whose}")
+        self._search = Search(f"who comes late to the reduction of gradients of {whose}", book)
 
     def update(self, iteration: int, ranks: LateRanks, period: float) -> None:
         """Take an `iteration` of `period` seconds, which the detector of late `ranks` has taken."""

@@ -25,7 +25,7 @@ Event = Mapping[str, Any]
 
 
 class _Open(NamedTuple):
-    """An open finding: its kind, the ranks where it is, their replicas, and what it is about.
+    """An open finding: its kind, its ranks, their replicas, what it is about, and beside what.
 
     Findings of one kind `about` the same are one: a busy host is found by several leaders, each
     with ranks of its own, and garbage is collected by the whole job.
@@ -35,6 +35,7 @@ class _Open(NamedTuple):
     ranks: frozenset[int]
     replicas: frozenset[int]
     about: frozenset[Any]
+    beside: str
 
     @classmethod
     def of(cls, event: Event) -> _Open:
@@ -47,7 +48,7 @@ class _Open(NamedTuple):
             about = frozenset()
         workers = [place["worker"] for place in places if place["worker"]]
         replicas = frozenset(int(worker.partition(".")[0]) for worker in workers)
-        return cls(what, ranks, replicas, about)
+        return cls(what, ranks, replicas, about, event["beside"])
 
 
 class _LeftOut(NamedTuple):
@@ -78,18 +79,8 @@ class OpenFindings:
 
     def see(self, line: str, event: Event) -> tuple[str, Event]:
         """Return the `line` and the `event` of a finding as they are to be written; "": no line."""
-        name, one = event["id"], _Open.of(event)
         with self._lock:
-            if event["state"] == CLOSED:
-                self._open.pop(name, None)
-                left = self._left_out.pop(name, None)
-                return (line, event) if left is None else ("", _because(event, left.because))
-            if name not in self._open and (because := self._explanation(name, one)):
-                self._left_out[name] = _LeftOut(line, event, because)
-                return "", _because(event, because)
-            self._left_out.pop(name, None)
-            self._open[name] = one
-        return line, event
+            return self._see(line, event)
 
     def unexplained(self, now: float) -> list[tuple[str, Event]]:
         """Return the lines and events of findings that no other one explains any more.
@@ -106,7 +97,7 @@ class OpenFindings:
                     self._left_out[name] = left._replace(ended=now)
                 elif now >= left.ended + EXPLAINED * iteration_ms / 1e3:
                     over.append((left.line, {**left.event, "state": CHANGED}))
-        return [self.see(line, event) for line, event in over]
+            return [self._see(line, event) for line, event in over]
 
     def explains(self, replica: int) -> tuple[str, ...]:
         """Return the names of open findings on workers or links of this `replica` alone."""
@@ -117,11 +108,24 @@ class OpenFindings:
             ]  # fmt: skip
         return tuple(found)
 
+    def _see(self, line: str, event: Event) -> tuple[str, Event]:
+        name, one = event["id"], _Open.of(event)
+        if event["state"] == CLOSED:
+            self._open.pop(name, None)
+            left = self._left_out.pop(name, None)
+            return (line, event) if left is None else ("", _because(event, left.because))
+        if name not in self._open and (because := self._explanation(name, one)):
+            self._left_out[name] = _LeftOut(line, event, because)
+            return "", _because(event, because)
+        self._left_out.pop(name, None)
+        self._open[name] = one
+        return line, event
+
     def _explanation(self, name: str, one: _Open) -> str:
         slow: dict[int, str] = {}  # by rank, the finding that its worker is slow
         for other_name, other in list(self._open.items()):
             if (other.what, other.about) == (one.what, one.about):
-                if _by(name) and _by(name) == _by(other_name):
+                if _by(name) and _by(name) == _by(other_name) and one.beside == other.beside:
                     del self._open[other_name]  # its end did not reach this rank
                     continue
                 return other_name

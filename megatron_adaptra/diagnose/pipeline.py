@@ -81,8 +81,11 @@ class PipelineDiagnosis:
         self._cores: OwnCores | None = None
         self._thin: set[Link] = set()
         self._ports: dict[int, set[Link]] = {}  # by worker whose port is thin, its links
-        self._queues = {host: Queue() for host in {worker.host for worker in workers}}
-        self._search = Search("who is slow")
+        self._hosts: dict[str, list[int]] = {}  # and their workers
+        for number, worker in enumerate(workers):
+            self._hosts.setdefault(worker.host, []).append(number)
+        self._queues = {host: Queue() for host in self._hosts}
+        self._search = Search("who is slow", book)
 
     def update(
         self,
@@ -234,7 +237,7 @@ class PipelineDiagnosis:
     def _of_hosts(self, iteration: int, rows: Mapping[int, StageReport]) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}
         for host, queue in self._queues.items():
-            here = [w for w, worker in enumerate(self._places.workers) if worker.host == host]
+            here = self._hosts[host]
             shares = [queue_share(rows[w]) for w in here if w in rows]
             known = [share for share in shares if share is not None]
             if known:

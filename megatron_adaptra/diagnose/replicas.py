@@ -46,7 +46,7 @@ class ReplicaDiagnosis:
         self._places, self._book, self._explains = places, book, explains
         self._beside = BesideOthers(1, len(places), LEAST)
         self._explained: dict[int, int] = {}  # by replica, the last iteration in which it was so
-        self._search = Search("who of the replicas is slow")
+        self._search = Search("who of the replicas is slow", book)
 
     def update(self, row: ReplicaRow, speeds: ReplicaSpeeds) -> None:
         """Take the `row` of an iteration, which `speeds` has taken before."""

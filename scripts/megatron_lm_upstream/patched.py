@@ -124,9 +124,9 @@ class Front:
         """Why the plugin leaves a call to Megatron: rank 0 prints it, once; all have the reason."""
         line = LogOnce.line
 
-        def listened(notices: LogOnce, text: str) -> None:
+        def listened(notices: LogOnce, text: str, *more: str, **how: Any) -> None:
             self._reasons.append(text)
-            line(notices, text)
+            line(notices, text, *more, **how)
 
         LogOnce.line = listened  # type: ignore[method-assign]
 

@@ -16,6 +16,7 @@ from megatron_adaptra.base.exits import at_exit
 from megatron_adaptra.base.log import log_line
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.device.base import HOST, Device
+from megatron_adaptra.diagnose.book import FindingBook
 
 _active: list[Activation] = []  # at most one
 
@@ -127,7 +128,11 @@ def activate(
         activation.shares = Shares(session, reductions=lambda: activation.reductions)
         activation.undo_with(activation.shares.close)
     context = session.context
-    common = session.config, context.say, context.acts, context.job_log.new_book
+
+    def new_book() -> FindingBook:  # in the first reduction of a group, which counts them from 0
+        return context.job_log.new_book(session.iteration)
+
+    common = session.config, context.say, context.acts, new_book
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 

@@ -14,7 +14,12 @@ from megatron_adaptra.diagnose.pipeline import PipelineDiagnosis
 
 
 def diagnosis_of(
-    log: JobLog, workers: Sequence[int], stages: int, names: Sequence[str], replica: int | None
+    log: JobLog,
+    workers: Sequence[int],
+    stages: int,
+    names: Sequence[str],
+    replica: int | None,
+    compares: bool,
 ) -> PipelineDiagnosis:
     """Make the diagnosis of a leader.
 
@@ -23,12 +28,12 @@ def diagnosis_of(
         workers: global ranks of all that report to it.
         stages: of a replica.
         names: hosts of all ranks.
-        replica: this rank's in the job; None where one plan is for all replicas. Others have rank
-            0 compare them.
+        replica: this rank's in the job; None where one plan is for all replicas.
+        compares: rank 0 compares it with other replicas; each of these has a leader, too.
     """
     replicas = len(workers) // stages
     shown = None
-    if replica is not None:
+    if replica is not None and compares:
         if dist.get_rank() == 0:
             places = [
                 tuple(

@@ -50,6 +50,7 @@ from megatron_adaptra.transport.base import Transport, Work
 _BEFORE = 2  # iterations: caches are filled, and the optimizer has its state
 _MOST = 64 << 20  # bytes of messages that go over one link, one way
 _LEAST = 2  # microbatches whose messages do, whatever they take
+_BOTH_WAYS = "send_forward_backward_recv_forward_backward"  # returns two messages
 _CALLS = [target.rpartition(".")[2] for target in PATCHES["rehearsal"].targets]
 _DOCTOR = "`adaptra doctor` on both hosts looks for the reason"
 
@@ -218,7 +219,7 @@ class _Shadow:
         before = len(self._mailbox.received)
         ours = getattr(self._native, name)(*args, **kwargs)
         found = theirs if isinstance(theirs, (list, tuple)) else [theirs]
-        two = {Kind.B: found[-1]} if name == _CALLS[-1] else {}
+        two = {Kind.B: found[-1]} if name == _BOTH_WAYS else {}
         self._keep(before, found[0], two)
         if not isinstance(ours, tuple):
             return

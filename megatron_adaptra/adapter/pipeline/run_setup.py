@@ -104,7 +104,7 @@ def start_run(
         watch,
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
-        message_bytes=message_bytes(arguments),
+        message_bytes=partial(message_bytes, arguments),
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous=wiring.rendezvous and context.emulator is None,
         split=executes and SPLIT not in limits,
@@ -162,7 +162,7 @@ class _Setup:
     watch: OpWatch | None
     microbatches: int
     chunks: int
-    message_bytes: int
+    message_bytes: Callable[[], int]
     rendezvous: bool
     split: bool
     recompute: bool
@@ -197,7 +197,7 @@ class _Setup:
         if (staging := wiring.staging) is not None:
             name = f"stage {context.stage} (rank {dist.get_rank()})"
             pinned = partial(
-                pin_first, staging, name, context.worker, context.ahead, self.message_bytes
+                pin_first, staging, name, context.worker, context.ahead, self.message_bytes()
             )
             for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
                 pinned(Proposal(-1, iteration, bundle))
@@ -303,7 +303,7 @@ class _Setup:
         own = slice(first, first + context.stages)
         hosts, cores = _hosts_and_cores(self.wiring, context.workers[own])
         return Estimator(
-            self.microbatches, hosts, cores, self.message_bytes, context.budget, self.rendezvous,
+            self.microbatches, hosts, cores, self.message_bytes(), context.budget, self.rendezvous,
             context.emulator is None or context.device.behind, chunks=self.chunks,
             split=self.split, recompute=self.recompute, at_first=at_first[own],
             on_device=context.device.behind, first=first,

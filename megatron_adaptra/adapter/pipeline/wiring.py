@@ -350,7 +350,12 @@ def _diagnosis(context: RankContext, group: PlanGroup) -> PipelineDiagnosis | No
     if not group.leader:
         return None
     return diagnosis_of(
-        context.job_log, context.workers, context.stages, group.names, context.job_replica
+        context.job_log,
+        context.workers,
+        context.stages,
+        group.names,
+        context.job_replica,
+        compares=not group.joined,
     )
 
 

@@ -253,4 +253,4 @@ def _footer(report: Report) -> str:
 
 def _words(value: object) -> str:
     """Return a list as text without brackets, and any other value as it prints."""
-    return brief(value) if isinstance(value, (list, tuple)) else str(value)
+    return brief(value, whole=True) if isinstance(value, (list, tuple)) else str(value)

@@ -30,10 +30,10 @@ ENVIRON = {
 def test_numbers_are_read_as_nccl_reads_them() -> None:
     assert fabric({}) == (-1, ANY, Service(0, 0, 0, 16, 6, 1))
     assert fabric(ENVIRON) == (-1, ANY, Service(106, 3, 2, 22, 7, 4))
-    assert fabric(ENVIRON | {"NCCL_IB_TC": "0x60", "NCCL_IB_SL": "010"}).service.traffic_class == 96
-    assert fabric({"NCCL_IB_SL": "010"}).service.level == 8
+    assert fabric(ENVIRON | {"NCCL_IB_TC": "0x60", "NCCL_IB_SL": "010"})[2].traffic_class == 96
+    assert fabric({"NCCL_IB_SL": "010"})[2].level == 8
     assert fabric({"NCCL_IB_TC": "", "NCCL_IB_GID_INDEX": " 3 "}) == (3, ANY, Service())
-    assert fabric({"NCCL_IB_GID_INDEX": "-1"}).gid == -1
+    assert fabric({"NCCL_IB_GID_INDEX": "-1"})[0] == -1
     ends = {"TC": (0, 255), "SL": (0, 15), "PKEY": (0, 65535), "TIMEOUT": (0, 31)}
     ends |= {"RETRY_CNT": (0, 7), "GID_INDEX": (-1, 255), "QPS_PER_CONNECTION": (1, 128)}
     for name, (least, most) in ends.items():

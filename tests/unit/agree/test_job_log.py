@@ -81,9 +81,20 @@ def test_without_a_store_a_line_is_written_where_it_was_made(tmp_path: Path) -> 
 def test_a_line_that_never_comes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_log, "PATIENCE", 0.5)
     store = dist.HashStore()
-    store.add("lines/count", 1)  # of a rank that died before its line
+    store.add("lines/count", 3)  # of ranks that died before their lines
     logs, written = logs_of(store, 2)
     logs[1].say("a line")
     assert written[0].wait(1) == ["a line"]
     for log in logs:
         log.close()
+
+
+def test_the_last_look_waits_for_no_missing_line() -> None:
+    store = dist.HashStore()
+    store.add("lines/count", 2)
+    logs, written = logs_of(store, 2)
+    logs[0].end_here()
+    logs[1].say("at the end")
+    for log in reversed(logs):
+        log.close()
+    assert written[0].lines == ["at the end"]

@@ -124,6 +124,8 @@ def test_rank_0_compares_nothing_with_replicas_whose_rows_it_lacks() -> None:
     job.silent = set()
     job.train(4)
     assert job.kept.events == []
+    job.texts["stages/1"] = "[1]"  # a text that nobody can read is left out
+    job.across.look()
     job.train(6, {3: 3.0})
     assert [e["what"] for e in job.kept.events] == [WORKER]
 

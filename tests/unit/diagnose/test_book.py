@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megatron_adaptra.diagnose.beside import Search
 from megatron_adaptra.diagnose.book import FindingBook
 from megatron_adaptra.diagnose.finding import KINDS, LINK, PORT, THIN_LINK, WORKER, Finding, Place
 
@@ -81,3 +82,23 @@ def test_a_decision_names_what_it_answers() -> None:
     assert "a microbatch takes 3.0 times as long as normally" in written.lines[0]
     written.book.update(13, {})
     assert written.book.ids([7]) == []
+
+
+def test_a_book_that_begins_later_counts_the_iterations_of_the_job() -> None:
+    written = Written()
+    book = FindingBook(4, written.say, first=100)
+    book.update(12, {7: slow(WORKER, 7)})
+    book.update(20, {7: slow(WORKER, 7, until=19)})
+    assert [(e["since"], e["found"], e["until"]) for e in written.events] == [
+        (110, 112, None), (110, 112, 119),
+    ]  # fmt: skip
+    assert "since iteration 111" in written.lines[0]
+
+
+def test_a_search_that_fails_leaves_nothing_open() -> None:
+    written = Written()
+    search = Search("who is slow", written.book)
+    search.run(written.book.update, 12, {7: slow(WORKER, 7)})
+    search.run(lambda: [][0])
+    assert written.states()[1:] == [("closed", "4-0", WORKER)]
+    assert written.lines[1:] == [""], "nobody knows whether it has recovered"
