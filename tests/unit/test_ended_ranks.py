@@ -34,6 +34,8 @@ CLOSED = "adaptra: rank 0: receiving F3 from rank 1 failed: its connection close
         (["adaptra: a hang is named after 180 s; after it, torch's limit 600 s",
           "adaptra: slow link: rank 1 on a to rank 2 on b",
           "adaptra: replica 1: from iteration 4 on",
+          "adaptra: link 0->1 takes 1.4 ms, from the start: the plan in force stays",
+          "adaptra: late rank: rank 1 on a comes 30 ms late",
           "adaptra: the disk is full"], 1, "the disk is full"),
         (["RuntimeError: Connection closed by peer", "ValueError: boom"], 1, "ValueError: boom"),
         ([f"adaptra: {ended_by(0, 'RuntimeError: Connection reset by peer')}",
