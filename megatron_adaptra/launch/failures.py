@@ -21,8 +21,8 @@ _FILE = "TORCHELASTIC_ERROR_FILE"  # which torchrun gives each rank
 _OURS = "adaptra: "
 # Beginnings of lines that say how a training is doing, which is no reason why it has ended.
 _NEWS = re.compile(
-    r"(replica \d+: )?(slow |thin |busy |data loader: |garbage collection: |late rank: |recovered: |"
-    r"from (iteration|reduction) |the plan of |(link|worker) \S+ takes |would be done|"
+    r"(replica \d+: )?(slow |thin |busy |data loader: |garbage collection: |late rank: |"
+    r"recovered: |from (iteration|reduction) |the plan of |(link|worker) \S+ takes |would be done|"
     r"a hang is named|hangs are not named|warmup: |gradients of )"
 )
 _CONSEQUENCES = re.compile(
