@@ -229,11 +229,10 @@ def test_compare_has_each_move_beside_the_others(here, tmp_path):
     assert [one["activation_budget"] for one in data["budgets"]] == [3, 5]
     for one in data["budgets"]:
         assert all(ms >= one["lower_bound_ms"] - 1e-6 for ms in one["moves"].values())
-    root = page(tmp_path / "new" / "compare.html")
-    shown = titles(root)
-    for name in ("1F1B, untreated", "none, best order", "swap", "re-route"):
-        assert any(title.startswith(f"{name}: ") for title in shown)
-    assert "stripe: of replica" in words(root)
+    shown = words(page(tmp_path / "new" / "compare.html"))
+    assert all(
+        name in shown for name in ("1F1B, untreated", "none, best order", "swap", "re-route")
+    )
 
 
 def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):
