@@ -102,7 +102,7 @@ def _thin(rng: random.Random) -> Drawn:
 
 
 def _worker(rng: random.Random) -> Drawn:
-    rank, times = rng.randrange(4), rng.uniform(2.2, 5.0)
+    rank, times = rng.randrange(2), rng.uniform(2.2, 5.0)
     return {rank}, f"0.{rank}:{times:.1f}x"
 
 
@@ -136,7 +136,7 @@ TWO_STAGES = ("--pipeline-model-parallel-size", "2")
 KINDS = {
     LINK: Kind(_link, "--adaptra-emulate-link"),
     THIN_LINK: Kind(_thin, "--adaptra-emulate-link"),
-    WORKER: Kind(_worker, "--adaptra-emulate-worker"),
+    WORKER: Kind(_worker, "--adaptra-emulate-worker", flags=TWO_STAGES, ranks=2),
     HOST: Kind(
         _host, load=True, ranks=2, flags=TWO_STAGES, in_time=8,
     ),
@@ -192,7 +192,8 @@ def train(
     words = [
         str(SLOW_PARTS), "" if kind.flag else ",".join(rules), str(PROGRAM), *FLAGS,
         "--num-layers", "4", "--global-batch-size", "12", "--train-iters", length, *kind.flags,
-        "--adaptra", "--adaptra-decision-log", str(log), *flags,
+        "--adaptra", "--adaptra-decision-log", str(log), "--adaptra-record", str(folder / "record"),
+        *flags,
     ]  # fmt: skip
     environment = {
         **os.environ, "PYTHONPATH": f"{ROOT}:{PROGRAMS}", "PYTHONWARNINGS": "ignore",

@@ -42,7 +42,7 @@ class BesideOthers:
 
     Args:
         stages, replicas: see SlowWorkers.
-        least: times as long as others, from which on one is slow; it stays so down to SLOW.
+        least: times as long as others, from which on one is slow; it stays so half of the way back.
 
     `slow`: by worker, a Sight of one that is slow. `well`: of one that has recovered in the last
     iteration. `held`: by slow worker, how many iterations in a row have each shown that by itself.
@@ -79,7 +79,8 @@ class BesideOthers:
             factor, samples = factors[worker], self._samples[worker]
             known = before.get(worker)
             least = self._least * (1 + waits(worker))
-            if factor >= (least if known is None else min(least, SLOW)):
+            # Where ops wait for cores, what is well again takes longer than SLOW now and then, too.
+            if factor >= (least if known is None else min(least, max(SLOW, math.sqrt(least)))):
                 sight = Sight(factor, 1.0, *samples.since(0.0, math.log(factor)))
                 since = sight.since if known is None else known.since
                 self.slow[worker] = sight._replace(since=since)
