@@ -107,7 +107,8 @@ class Case:
             wall = {kind: seconds + more[kind] for kind, seconds in report.wall.items()}
             return replace(report, queued=queued, wall=wall)
         if report.worker in self.slow and self.kind in (WORKER, STAGE, FIRST):
-            more = {kind: (self.factor - 1) * wall for kind, wall in report.wall.items()}
+            own = {k: wall - report.queued.get(k, 0.0) for k, wall in report.wall.items()}
+            more = {kind: (self.factor - 1) * seconds for kind, seconds in own.items()}
             wall = {kind: seconds + more[kind] for kind, seconds in report.wall.items()}
             idle = {kind: seconds + more[kind] for kind, seconds in report.idle.items()}
             alone = {

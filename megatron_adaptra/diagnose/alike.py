@@ -9,7 +9,7 @@ from megatron_adaptra.diagnose.watch import MostlyWatch, Sight
 LOOKED_AT, MOST = 8, 6  # iterations that are looked at, and how many of them have to agree
 # Times as long as others. Clocks, caches and what is next to a rank make alike stages differ by a
 # tenth; a stage that was called slow is well again only clearly below that.
-SLOW, WELL = 1.5, 1.25
+SLOW, WELL = 1.4, 1.2
 
 
 class AlikeStages:
@@ -29,20 +29,20 @@ class AlikeStages:
 
     def update(
         self, iteration: int, took: Mapping[int, float], layers: Mapping[int, str],
-        waits: Callable[[int], float],
+        more: Callable[[int], float],
     ) -> None:  # fmt: skip
         """Take an `iteration`.
 
-        `took`: seconds of a microbatch, by stage. `layers`: by stage, see StageReport. `waits`:
-        returns what ops of a stage wait for cores, per second that they compute: those that share
-        caches compute longer, too.
+        `took`: seconds of a microbatch, by stage. `layers`: by stage, see StageReport. `more`:
+        returns what ops of a stage wait for cores beyond what is normal, see Queue: those that
+        share caches compute longer, too.
         """
         for stage, watch in self._watches.items():
             same = [s for s in took if s != stage and layers[s] and layers[s] == layers.get(stage)]
             others = sorted(took[s] for s in same)
             usual = others[len(others) // 2] if others else 0.0  # of two the slower one
             if usual > 0 and took.get(stage, 0.0) > 0:
-                watch.update(iteration, took[stage] / usual, SLOW * (1 + waits(stage)), WELL)
+                watch.update(iteration, took[stage] / usual, SLOW * (1 + more(stage)), WELL)
         self.slow = {s: watch.slow for s, watch in self._watches.items() if watch.slow}
         self.well = {s: watch.well for s, watch in self._watches.items() if watch.well}
 

@@ -38,8 +38,6 @@ class Search:
 class BesideOthers:
     """A BesideOthers finds slow ones among workers, each beside the same stage of other replicas.
 
-    A worker without other replicas stands beside its own past.
-
     Args:
         stages, replicas: see SlowWorkers.
         least: times as long as others, from which on one is slow; it stays so half of the way back.

@@ -25,7 +25,7 @@ from megatron_adaptra.diagnose.finding import (
 from megatron_adaptra.diagnose.garbage import GarbageWatch
 from megatron_adaptra.diagnose.watch import LinkWatch, MostlyWatch, Queue, Sight
 from megatron_adaptra.diagnose.workers import WorkerDiagnosis
-from megatron_adaptra.measure.core_use import OwnCores, queue_share
+from megatron_adaptra.measure.core_use import never_queued, queue_share
 from megatron_adaptra.measure.estimate import Estimator
 from megatron_adaptra.measure.link_delay import Link
 from megatron_adaptra.measure.replica_estimate import ReplicaEstimator
@@ -78,7 +78,6 @@ class PipelineDiagnosis:
         self._workers = WorkerDiagnosis(self._places, self._stages, replicas)
         self._loaders: dict[int, MostlyWatch] = {}  # by worker that reads batches
         self._garbage = GarbageWatch()
-        self._cores: OwnCores | None = None
         self._thin: set[Link] = set()
         self._ports: dict[int, set[Link]] = {}  # by worker whose port is thin, its links
         self._hosts: dict[str, list[int]] = {}  # and their workers
@@ -105,9 +104,6 @@ class PipelineDiagnosis:
         rows: Mapping[int, StageReport],
         estimator: Estimator | ReplicaEstimator,
     ) -> None:
-        if self._cores is None:
-            shared = estimator.shared_cores
-            self._cores = OwnCores(len(self._places.workers), shared, queueing=False)
         self._places.see(rows)
         took = [one.seconds for w, one in rows.items() if w % self._stages == 0 and one.seconds]
         if took:
@@ -115,9 +111,10 @@ class PipelineDiagnosis:
         now: dict[Hashable, Finding] = {}
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
-        reports = {worker: report.of_ops_alone() for worker, report in rows.items()}
-        alone = self._cores.of(reports)
-        now |= self._workers.update(iteration, alone, self._waits)
+        alone = {worker: report.of_ops_alone() for worker, report in rows.items()}
+        if estimator.shared_cores:
+            alone = {worker: never_queued(report) for worker, report in alone.items()}
+        now |= self._workers.update(iteration, alone, self._waits, self._more)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
@@ -233,6 +230,10 @@ class PipelineDiagnosis:
     def _waits(self, worker: int) -> float:
         """Return what ops on the host of a `worker` wait for a core, per second they compute."""
         return self._queues[self._places.workers[worker].host].typical
+
+    def _more(self, worker: int) -> float:
+        """Return what ops on the host of a `worker` wait beyond what is normal there."""
+        return self._queues[self._places.workers[worker].host].more
 
     def _of_hosts(self, iteration: int, rows: Mapping[int, StageReport]) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}

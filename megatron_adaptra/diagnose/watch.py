@@ -154,6 +154,12 @@ class Queue:
         """The share in the last iterations."""
         return median(self._recent) if self._recent else 0.0
 
+    @property
+    def more(self) -> float:
+        """The share by which `typical` is above normal, per second of a normal op with its wait."""
+        normal = median(self._first) if self._first else 0.0
+        return max(0.0, (self.typical - normal) / (1 + normal))
+
     def update(self, iteration: int, share: float) -> None:
         """Take the `share` of an `iteration`."""
         self.over = None

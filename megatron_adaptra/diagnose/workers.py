@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from megatron_adaptra.diagnose.alike import AlikeStages
 from megatron_adaptra.diagnose.beside import BesideOthers
 from megatron_adaptra.diagnose.finding import STAGE, WORKER, Finding, Places
+from megatron_adaptra.diagnose.past import OwnPast
 from megatron_adaptra.diagnose.watch import Sight
 from megatron_adaptra.measure.report import StageReport
 from megatron_adaptra.measure.slow_workers import SLOW
-
-SLOW_ALONE = 1.5  # times as long as before, from which on a worker without peers is slow
 
 Seconds = Mapping[str, float]
 Waits = Callable[[int], float]
@@ -28,22 +27,25 @@ class WorkerDiagnosis:
     def __init__(self, places: Places, stages: int, replicas: int) -> None:
         self._places, self._stages, self._replicas = places, stages, replicas
         self._peers = BesideOthers(stages, replicas, SLOW) if replicas > 1 else None
-        self._past = BesideOthers(stages, 1, SLOW_ALONE)
+        self._past = OwnPast(stages)
         self._alike = AlikeStages(stages)
 
     def update(
-        self, iteration: int, rows: Mapping[int, StageReport], waits: Waits
+        self, iteration: int, rows: Mapping[int, StageReport], waits: Waits, more: Waits
     ) -> dict[Hashable, Finding]:
-        """Take the reports of an `iteration`, by worker. `waits`: see AlikeStages, by worker."""
+        """Take the reports of an `iteration`, by worker.
+
+        `waits`: returns what ops on the host of a worker wait for a core, per second that they
+        compute. `more`: returns what they wait beyond what is normal there.
+        """
         walls = {worker: report.wall for worker, report in rows.items()}
-        stages = self._fastest(walls)
+        took = self._fastest(walls)
         workers = {stage: self._of(stage) for stage in range(self._stages)}
 
         def most(stage: int) -> float:
-            return max(waits(worker) for worker in workers[stage])
+            return max(more(worker) for worker in workers[stage])
 
-        self._past.update(iteration, stages, most)
-        took = {stage: seconds for stage, wall in stages.items() if (seconds := _seconds(wall))}
+        self._past.update(iteration, took, most)
         layers = {stage: rows[workers[stage][0]].layers for stage in took}
         self._alike.update(iteration, took, layers, most)
         if self._peers is None:
@@ -58,10 +60,11 @@ class WorkerDiagnosis:
         return found
 
     def _stage_findings(self, kind: str) -> dict[Hashable, Finding]:
-        past = self._past
-        for stage in (*past.slow, *past.well):
-            self._alike.forget(stage)  # it has a past that shows more
-        slow, well = {**self._alike.slow, **past.slow}, {**self._alike.well, **past.well}
+        past, alike = self._past, self._alike
+        for stage in {*past.slow, *past.well} - alike.slow.keys():
+            alike.forget(stage)  # its past shows more, unless it was slow in there, too
+        slow, well = {**past.slow, **alike.slow}, {**past.well, **alike.well}
+        well = {stage: sight for stage, sight in well.items() if stage not in slow}
         where = {stage: self._of(stage) for stage in range(self._stages)}
         return self._findings(slow, well, kind, where)
 
@@ -81,14 +84,13 @@ class WorkerDiagnosis:
                 found[("stage", one) if kind == STAGE else one] = finding
         return found
 
-    def _fastest(self, walls: Mapping[int, Seconds]) -> dict[int, Seconds]:
+    def _fastest(self, walls: Mapping[int, Seconds]) -> dict[int, float]:
         """Return, by stage, the seconds of its fastest worker, where all have run a microbatch."""
-        found = {}
-        for stage in range(self._stages):
-            each = [walls.get(worker, {}) for worker in self._of(stage)]
-            if all(map(_seconds, each)):
-                found[stage] = min(each, key=_seconds)
-        return found
+        each = {
+            stage: [_seconds(walls.get(worker, {})) for worker in self._of(stage)]
+            for stage in range(self._stages)
+        }
+        return {stage: min(seconds) for stage, seconds in each.items() if all(seconds)}
 
     def _of(self, stage: int) -> tuple[int, ...]:
         return tuple(range(stage, self._stages * self._replicas, self._stages))

@@ -7,7 +7,6 @@ when others compute less.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +26,13 @@ def queue_share(report: StageReport) -> float | None:
     if not computed > 0 or not cpu.keys() == queued.keys() == idle.keys() == report.wall.keys():
         return None
     return sum(queued.values()) / computed
+
+
+def never_queued(report: StageReport) -> StageReport:
+    """Return the `report` as if its ops had not queued for a core; itself if that is not known."""
+    if queue_share(report) is None:
+        return report
+    return replace(report, wall={kind: report.cpu[kind] + report.idle[kind] for kind in report.cpu})
 
 
 class CoreUse:
@@ -92,12 +98,11 @@ class OwnCores:
     Args:
         workers: how many there are, each with a CoreUse in `uses`.
         shared: their host's cores are fewer than they are; else reports stay as they are.
-        queueing: what a worker queues longer than others is left in.
     """
 
-    def __init__(self, workers: int, shared: bool, queueing: bool = True) -> None:
+    def __init__(self, workers: int, shared: bool) -> None:
         self.uses = [CoreUse() for _ in range(workers)]
-        self._shared, self._queueing = shared, queueing
+        self._shared = shared
 
     def of(self, reports: Mapping[int, StageReport], first: int = 0) -> Mapping[int, StageReport]:
         """Return `reports`, by worker from `first` on, as from cores of their own, where known."""
@@ -105,6 +110,6 @@ class OwnCores:
         shares = [share for share in map(queue_share, ran.values()) if share is not None]
         if not self._shared or len(shares) < max(1, len(ran)):
             return reports
-        normally = median(shares) if self._queueing else math.inf
+        normally = median(shares)
         alone = {w: self.uses[w - first].update(r, normally) for w, r in ran.items()}
         return {**reports, **alone}

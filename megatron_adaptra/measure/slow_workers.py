@@ -37,8 +37,7 @@ class SlowWorkers:
 
     Args:
         stages: how many each replica has.
-        replicas: of one alone, each worker is compared with its own past, and what all of its
-            pipeline share is no worker's.
+        replicas: at least 2.
 
     `charts`: by worker, a chart of the logarithm of its time relative to its peers'. `logs`: the
     last sample of each chart, by worker that has one of the last iteration.
@@ -50,19 +49,16 @@ class SlowWorkers:
     def __init__(self, stages: int, replicas: int) -> None:
         if stages < 1:
             raise BadInput("stages", stages, "at least 1")
-        if replicas < 1:
-            raise BadInput("replicas", replicas, "at least 1")
+        if replicas < 2:
+            raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
         self._stages, self._workers = stages, stages * replicas
-        self._peers = replicas > 1
         self.logs: dict[int, float] = {}
         self.charts = {
             worker: DelayChart(lasting=LASTING, threshold=math.log(SLOW))
             for worker in range(self._workers)
         }
         self._groups = [range(stage, self._workers, stages) for stage in range(stages)]
-        if not self._peers:
-            self._groups = [range(stages)]
-        self._normal = [_Normal(self._peers) for _ in self._groups]
+        self._normal = [_Normal() for _ in self._groups]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
         self._confirmed: set[int] = set()  # ... and workers whose factors were confirmed again
         self._named: dict[int, float] = {}  # logarithms that are not 0, by the last decision
@@ -102,7 +98,7 @@ class SlowWorkers:
         settled = None not in levels.values()
         common = _middle(list(moved.values()), settled)
         if settled and len(moved) == 1:
-            common = 0.0  # of a worker without peers its own past is all there is
+            common = 0.0  # of a worker whose peers are idle its own past is all there is
         normal.add(wall, {worker: seconds / math.exp(common) for worker, seconds in times.items()})
         if settled:  # their common noise is no movement, and with two of them mostly one's own
             common = math.copysign(max(0.0, abs(common) - _NOISE), common)
@@ -127,8 +123,6 @@ class SlowWorkers:
         found: dict[int, float] = {}
         for group in self._groups:
             all_of_it = max(0.0, min(logs[worker] for worker in group))
-            if len(group) == 1:
-                all_of_it = 0.0  # nothing is shared
             found |= {w: math.exp(_that_matters(logs[w] - all_of_it)) for w in group}
         return found
 
@@ -177,44 +171,34 @@ def worker_in_words(worker: int, factor: float, stages: int) -> str:
 
 
 class _Normal:
-    """A normal holds one stage's op seconds on a healthy worker: the last ones of each kind.
+    """A normal holds one stage's op seconds on a healthy worker: the last ones of each kind."""
 
-    `peers`: workers do the same work; else each has seconds of its own.
-    """
-
-    def __init__(self, peers: bool) -> None:
-        self._peers = peers
-        self._seconds: dict[tuple[int, str], deque[float]] = {}
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
 
     def times(self, wall: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
         """Return, by worker of `wall`, how many times as long as normally its ops take."""
-        seconds = {key: median(window) for key, window in self._seconds.items()}
-        if not seconds and wall and self._peers:  # at first they have only each other
+        seconds = {kind: median(window) for kind, window in self._seconds.items()}
+        if not seconds and wall:  # at first they have only each other
             kinds = set.intersection(*(set(row) for row in wall.values()))
             each = sorted(wall.values(), key=lambda row: sum(row[kind] for kind in kinds))
-            seconds = {(0, kind): each[(len(each) - 1) // 2][kind] for kind in kinds}
+            seconds = {kind: each[(len(each) - 1) // 2][kind] for kind in kinds}
         found = {}
         for worker, row in wall.items():
-            own = {kind: seconds.get(self._key(worker, kind)) for kind in row}
-            if not self._peers and not any(own.values()):  # its first iteration is its normal one
-                own = {**row}
-            known = {kind: normal for kind, normal in own.items() if normal is not None}
-            takes, normally = sum(row[kind] for kind in known), sum(known.values())
+            known = row.keys() & seconds.keys()
+            takes, normally = sum(row[k] for k in known), sum(seconds[k] for k in known)
             if all(_LEAST < total < _MOST for total in (takes, normally)):
                 found[worker] = takes / normally
         return found
 
     def add(self, wall: Mapping[int, Mapping[str, float]], factors: Mapping[int, float]) -> None:
         """Take the seconds of `wall`, which are `factors` times those of a healthy worker."""
-        rows: dict[tuple[int, str], list[float]] = {}
+        rows: dict[str, list[float]] = {}
         for worker, factor in factors.items():
             for kind, seconds in wall[worker].items():
-                rows.setdefault(self._key(worker, kind), []).append(seconds / factor)
-        for key, row in rows.items():
-            self._seconds.setdefault(key, deque(maxlen=WINDOW)).append(median(row))
-
-    def _key(self, worker: int, kind: str) -> tuple[int, str]:
-        return (0 if self._peers else worker, kind)
+                rows.setdefault(kind, []).append(seconds / factor)
+        for kind, row in rows.items():
+            self._seconds.setdefault(kind, deque(maxlen=WINDOW)).append(median(row))
 
 
 def _middle(moved: Sequence[float], settled: bool) -> float:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 from adapt import hand_fed, replica_job
 from diagnose.diagnosed import Diagnosed
-from measure.records import record
 
-from megatron_adaptra.measure.slow_workers import SlowWorkers
+from megatron_adaptra.diagnose.past import OwnPast
 
 MS = 1e-3
 BEGIN, SLOW, AFTER = 14, 16, 16  # iterations
@@ -86,18 +86,15 @@ def test_without_peers_a_worker_is_compared_with_its_past(seed: int) -> None:
     stages = rng.choice([1, 2, 4])
     odd, factor = rng.randrange(stages), rng.uniform(1.7, 6.0)
     own = [rng.uniform(0.5, 2.0) for _ in range(stages)]  # stages need not have the same work
-    workers = SlowWorkers(stages, 1)
+    past, iterations = OwnPast(stages), itertools.count()
 
     def train(count: int, slow: dict[int, float], common: float = 1.0) -> list[dict[int, float]]:
         found = []
-        for _ in range(count):
-            rows = {}
-            for w in range(stages):
-                took = common * own[w] * slow.get(w, 1.0) * rng.lognormvariate(0, 0.02)
-                rows[w] = record(w, 0, {}, forward=0.01 * took, backward=0.02 * took).report().wall
-            workers.update(rows)
-            workers.accept()
-            found.append(workers.slow())
+        for iteration in itertools.islice(iterations, count):
+            each = {w: slow.get(w, 1.0) * rng.lognormvariate(0, 0.02) for w in range(stages)}
+            took = {w: 0.03 * common * own[w] * times for w, times in each.items()}
+            past.update(iteration, took, lambda worker: 0.0)
+            found.append({w: sight.now for w, sight in past.slow.items()})
         return found
 
     assert not any(train(30, {}))
