@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from megatron_adaptra.diagnose.beside import Search
 from megatron_adaptra.diagnose.book import FindingBook
@@ -37,20 +37,30 @@ class LateDiagnosis:
         self._rotation = Rotation()
         self._search = Search(f"who comes late to the reduction of gradients of {whose}", book)
 
-    def update(self, iteration: int, ranks: LateRanks, period: float) -> None:
-        """Take an `iteration` of `period` seconds, which the detector of late `ranks` has taken."""
-        self._search.run(self._update, iteration, ranks, period)
+    def update(
+        self, iteration: int, ranks: LateRanks, period: float, queued: Mapping[int, float]
+    ) -> None:
+        """Take an `iteration` of `period` seconds, which the detector of late `ranks` has taken.
+
+        `queued`: by rank, the seconds of it in which the rank waited for a core. What it waited
+        longer than others is no lateness of its own, but of its host's.
+        """
+        self._search.run(self._update, iteration, ranks, period, queued)
 
     def answers(self) -> list[str]:
         """Return the names of the open findings."""
         return self._book.ids(range(len(self._places)))
 
-    def _update(self, iteration: int, ranks: LateRanks, period: float) -> None:
+    def _update(
+        self, iteration: int, ranks: LateRanks, period: float, queued: Mapping[int, float]
+    ) -> None:
         self._book.took(iteration, period)
         unit = max(ranks.buffer, SHARE / ABSOLUTE * period)
-        self._rotation.update({r for r, late in ranks.now.items() if late > ABSOLUTE * unit})
+        least = min(queued.values(), default=0.0)
+        own = {r: max(0.0, late - (queued.get(r, least) - least)) for r, late in ranks.now.items()}
+        self._rotation.update({r for r, late in own.items() if late > ABSOLUTE * unit})
         now: dict[Hashable, Finding] = {}
-        for rank, seconds in ranks.now.items():
+        for rank, seconds in own.items():
             watched, samples, before = self._watched[rank], self._samples[rank], self._late
             old = watched.named
             agree = AGREE_ROTATING if self._rotation.rotating and not old else AGREE

@@ -9,7 +9,7 @@ from typing import Any
 from megatron_adaptra.measure.report import read_report
 from megatron_adaptra.plan.reductions.figures import Buffers
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class ReductionReport:
     was measured to pass, where it was. `nbytes`: bytes of all gradients. `seconds`: from the moment
     when the first gradients were ready here to the end of the reduction; `period`: to that moment
     from the same one of the iteration before; `between`: to that moment from the end of the
-    reduction before. The three are None where they are not known.
+    reduction before; `queued`: in `period`, in which its training thread waited for a core. The
+    four are None where they are not known.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class ReductionReport:
     seconds: float | None = None
     period: float | None = None
     between: float | None = None
+    queued: float | None = None
     buffers: Buffers = Buffers()
 
     @property

@@ -135,7 +135,8 @@ class ReductionRemedy(Remedy[ReductionReport, ReductionDecision]):
             seen, rates, nbytes, between if len(between) == len(row) else None
         )
         if self._diagnosis is not None:
-            self._diagnosis.update(iteration, self._estimate.late_ranks, self._periods[-1])
+            queued = {rank: one.queued or 0.0 for rank, one in row.items()}
+            self._diagnosis.update(iteration, self._estimate.late_ranks, self._periods[-1], queued)
         ran = self._ran.get(iteration)
         if took is not None and ran is not None:
             # What a rank takes between two reductions no plan makes longer.

@@ -31,6 +31,7 @@ from megatron_adaptra.execute.planned.arrival_messages import ArrivalMessages
 from megatron_adaptra.execute.planned.connected import Connected
 from megatron_adaptra.execute.planned.path_probes import PathProbes
 from megatron_adaptra.measure.arrivals import after_the_first
+from megatron_adaptra.measure.core_wait import CoreWait
 from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.measure.statistics import middle_of
 from megatron_adaptra.plan.reductions.choice import Choice
@@ -59,6 +60,7 @@ class _Reduction:
         hides: mean seconds of a gather that a forward hides, but for the first one's; likewise.
         over: it has its report, or is none that gets one.
         sent: other ranks are sent when it was `ready`; if None, its `first` buffer shows when.
+        queued: seconds that the training thread waited for a core since the one before was `ready`.
         hidden: seconds of each gather that a forward hides.
     """
 
@@ -69,6 +71,7 @@ class _Reduction:
     over: bool = False
     sent: bool = False
     ready: Mark | None = None
+    queued: float | None = None
     first: Mark | None = None
     last: Mark | None = None
     end: Mark | None = None
@@ -148,6 +151,8 @@ class MeasuredReductions:
         self.late: dict[int, float] = {}
         # What changes by less than half of what a plan has to save will not lead to one.
         self._measured = MeasuredIterations(min_gain / 2)
+        self._core_wait = CoreWait()  # opens nothing before its first call
+        self._queued: float | None = None
         probes = connected.meshes.get("probes")
         self._probes = None if probes is None else PathProbes(probes, me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
@@ -204,6 +209,8 @@ class MeasuredReductions:
             measured.wake(now.iteration)
         measured.until = max(measured.until, arrivals.until)
         now.sent, now.ready = now.iteration in measured, self._device.mark()
+        before, self._queued = self._queued, self._core_wait()
+        now.queued = _between(before, self._queued)
         arrivals.ready(now.iteration, mark, now.ready.at(), measured.until, now.sent)
 
     def started(self, nbytes: int) -> None:
@@ -298,7 +305,7 @@ class MeasuredReductions:
             gathers = max(1, done.expected_gathers)
             report = ReductionReport(
                 self._me, done.iteration, done.nbytes, seconds=seconds, period=period,
-                between=_between(ended, ready),
+                between=_between(ended, ready), queued=done.queued,
                 buffers=Buffers(done.count, overlap, done.last_bytes, gathers, done.hides),
             )  # fmt: skip
             self._held.append(report)

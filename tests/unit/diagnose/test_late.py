@@ -27,12 +27,15 @@ class Group:
         self.diagnosis = LateDiagnosis(at, "ranks 1, 3, ... 7", self.kept.book())
         self._late, self._noise, self.iteration = LateRanks(RANKS), noise, 0
 
-    def train(self, iterations: int, late: Mapping[int, float] | None = None) -> None:
+    def train(
+        self, iterations: int, late: Mapping[int, float] | None = None,
+        queued: Mapping[int, float] | None = None,
+    ) -> None:  # fmt: skip
         for _ in range(iterations):
             seen = messages(RANKS, late or {}, rng=self.rng, noise=self._noise)
             self._late.update(seen, BUFFER)
             longer = max((late or {}).values(), default=0.0)
-            self.diagnosis.update(self.iteration, self._late, PERIOD + longer)
+            self.diagnosis.update(self.iteration, self._late, PERIOD + longer, queued or {})
             self.iteration += 1
 
 
@@ -51,6 +54,13 @@ def test_a_late_rank_is_found_in_time_and_closed() -> None:
         "ms late to the reduction of gradients of ranks 1, 3, ... 7; an iter" in group.kept.lines[0]
     )
     assert "comes in time to the reduction of gradients of ranks 1" in group.kept.lines[1]
+
+
+def test_waits_for_a_core_are_the_hosts_and_no_ranks() -> None:
+    group = Group()
+    group.train(20)
+    group.train(20, {2: LATER}, dict.fromkeys(range(RANKS), 0.01) | {2: LATER})
+    assert group.kept.lines == []
 
 
 def test_one_that_is_late_from_the_start_costs_a_share_of_an_iteration() -> None:
