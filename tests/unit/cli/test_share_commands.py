@@ -121,13 +121,11 @@ def test_plan_as_json_holds_everything(here):
 def test_yaml_says_the_same(here, tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(
-        "{stages: 2, microbatches: 8, forward_ms: 1, backward_ms: 2, replicas: 4,"
-        " slow_replica: {2: 2x}}"
+        "{stages: 2, microbatches: 8, forward_ms: 1, backward_ms: 2, replicas: 4, slow: '2:2x'}"
     )
     assert here.json("plan", "--profile", path) == here.json("plan", *TWO)
-    for text in ("'2:2x'", "['2:2']", "{'2': 2}"):
-        path.write_text(f"{{replicas: 4, slow_replica: {text}}}")
-        assert here.json("plan", "--profile", path)["counts"] == [9, 9, 5, 9]
+    path.write_text("{replicas: 4, slow: ['2:2x']}")
+    assert here.json("plan", "--profile", path)["counts"] == [9, 9, 5, 9]
 
 
 def test_other_remedies_by_name_and_other_descriptions(here):
