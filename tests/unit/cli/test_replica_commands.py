@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from pages import page, titles, words
+from timelines import timeline_of
 
 from megatron_adaptra.cli.job import job_of
 from megatron_adaptra.cli.main import _parser
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 
 TIMES = ("--forward-ms", 9, "--set", "backward_input_ms=9", "--set", "backward_weight_ms=9")
 JOB = ("--stages", 3, "--microbatches", 4, *TIMES, "--replicas", 3)
@@ -222,7 +222,7 @@ def test_compare_has_each_move_beside_the_others(here, tmp_path):
 
 def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):
     data = here.json("draw", *DEAD, "--out", tmp_path / "a.svg")
-    timeline = Timeline.from_json(data["timeline"])
+    timeline = timeline_of(data["timeline"])
     assert (timeline.replicas, timeline.stages) == (3, 3)
     guests = {
         str(span.op)
