@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import markdown, save
+from common import equal_ports, markdown, save
 
 from megatron_adaptra.cli.output import Table, progress, say, show_table
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce, seconds_after_arrival
 from megatron_adaptra.plan.reductions.sized import MESSAGE, pieces_for, sized
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.view.axis import size
 from megatron_adaptra.view.png import INK, SOFT, write_header
 from megatron_adaptra.view.png import save as save_png
@@ -150,7 +150,7 @@ def by_clock(ranks: int) -> Table:
                     run = run_on_ports(
                         sized(name, job, [ranks - 1]),
                         int(job.nbytes),
-                        Ports.equal([job.rate] * ranks, job.delay, job.cost),
+                        equal_ports([job.rate] * ranks, job.delay, job.cost),
                         [0.0] * (ranks - 1) + [job.late],
                     )
                     form = seconds_after_arrival(name, job, pieces_for(name, job))

@@ -7,13 +7,34 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from megatron_adaptra.cli.output import Table, show_table
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.sim.ports import Ports
+
+
+def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, int], LinkState]:
+    """Links with the same delay in both directions; `pairs[i]` is between stages i and i + 1."""
+    items = pairs.items() if isinstance(pairs, Mapping) else enumerate(pairs)
+    links = {}
+    for i, delay in items:
+        links[i, i + 1] = links[i + 1, i] = LinkState(delay)
+    return links
+
+
+def equal_ports(
+    rates: Sequence[float],
+    delay: float = 0.0,
+    cost: float = 0.0,
+    turn: float = math.inf,
+    paths: Mapping[tuple[int, int], LinkState] | None = None,
+) -> Ports:
+    """Return Ports of `rates` both ways; `delay`, `cost`, `turn`, `paths`: as for Ports."""
+    return Ports(tuple(rates), tuple(rates), delay, cost, turn, paths or {})
 
 
 def job(stages: int, count: int, delays_ms: dict[int, float], **more: Any) -> Conditions:

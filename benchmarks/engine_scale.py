@@ -23,9 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from folder_rendezvous import FolderRendezvous
+
 from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 TIMEOUT = 120.0
 SIZE = 4096

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from folder_rendezvous import FolderRendezvous
+
 from megatron_adaptra.base.processes import die_with_parent
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 if TYPE_CHECKING:
     from megatron_adaptra.transport.engine.bindings import Work

@@ -23,7 +23,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from common import markdown
+from common import equal_ports, markdown
 
 from megatron_adaptra.base.units import parse_bytes, parse_seconds
 from megatron_adaptra.cli.output import Table, show_table
@@ -45,7 +45,7 @@ from megatron_adaptra.plan.reductions.sized import (
     for_shards,
     sized,
 )
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 NATIVE, RING = "native", "ring"
 TIMEOUT = 120.0  # seconds for a message
@@ -77,7 +77,7 @@ class Job:
         self.ports = None
         if self.rates:
             rates = [PAYLOAD * rate for rate in self.rates]
-            self.ports = Ports.equal(rates, DELAY + self.delay, turn=TURN)
+            self.ports = equal_ports(rates, DELAY + self.delay, turn=TURN)
 
     def plan(self, name: str, nbytes: int) -> CollectivePlan:
         """One for every lateness: late ranks are taken for very late."""

@@ -10,12 +10,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from common import equal_ports
 from remedies import Reduction, Situation, plan_remedies, seconds_of
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.ladder import FULL
-from megatron_adaptra.sim.ports import Ports
 
 KINDS = (
     *["slow replica"] * 3, "two slow replicas", *["slow worker"] * 2, *["slow path"] * 2,
@@ -89,7 +89,7 @@ def drawn(rng: random.Random, kind: str) -> Pattern:
         count, forward, forward, forward, message_bytes=1e5, split=False, step_seconds=5e-3
     )
     c = ReplicaConditions(pipeline, replicas, slow=slow, paths=paths)
-    ports = Ports.equal(rates, 0.3e-3, 0.1e-3)
+    ports = equal_ports(rates, 0.3e-3, 0.1e-3)
     comes = Situation(
         c, Reduction(int(50e6 * buffer / 2), ports), allreduce=rng.random() < 0.8,
         routes=rng.choice(["off", "swap", "auto", "auto"]), ops=OPS,
@@ -113,7 +113,7 @@ def _measured(rng: random.Random, comes: Situation) -> Situation:
     forward = tuple(off(each) for each in c.pipeline.forward)
     pipeline = replace(c.pipeline, forward=forward, backward_input=forward, backward_weight=forward)
     rates = [off(rate) for rate in reduction.ports.out]
-    ports = Ports.equal(rates, reduction.ports.delay, reduction.ports.cost)
+    ports = equal_ports(rates, reduction.ports.delay, reduction.ports.cost)
     return replace(
         comes,
         conditions=replace(c, pipeline=pipeline, slow=slow, paths=paths),

@@ -22,7 +22,7 @@ def main(folder: str, png: str) -> None:
     """Raises ImportError where matplotlib is not installed."""
     data = json.loads(Path(folder, "compare.json").read_text())
     result, lead = comparison(data), f"Lower bound: {data['unlimited_bound_ms']:.0f} ms"
-    drawn = charts(result, data["max_slowdown"])
+    drawn = charts(result)
 
     def draw(figure: Any, height: float) -> None:
         write_header(figure, height, "Every policy within every budget", lead)

@@ -26,6 +26,7 @@ from megatron_adaptra.cli.planning import add_planning, plan_of, stock_of
 from megatron_adaptra.cli.plugin import default_plan, kept_in_words
 from megatron_adaptra.cli.tradeoff import (
     LEVERS,
+    SLOWDOWN,
     Cell,
     Comparison,
     compare,
@@ -38,8 +39,6 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
 
 MOST_BUDGETS = 50  # each takes some plans
-MOST_SLOWDOWN = 1e6
-SLOWDOWN = "0.05"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +47,8 @@ def add_parser(subparsers: Any) -> None:
         "compare",
         help="all policies and activation budgets for a job, side by side",
         description="Plan a job with every policy and within several activation budgets. With "
-        "--out, also find the longest delay that each budget can hide, and draw charts. With "
+        "--out, also find the longest delay that each budget can hide (for at most "
+        f"{100 * SLOWDOWN:g} % of an iteration more), and draw charts. With "
         "--replicas: 1F1B and each move between replicas instead.",
         allow_abbrev=False,
     )
@@ -60,12 +60,6 @@ def add_parser(subparsers: Any) -> None:
         "1F1B holds, 1.5, 2 and 3 times that, the job's own, inf)",
     )
     add("--out", metavar="DIR", help="write compare.json and compare.html there")
-    add(
-        "--max-slowdown",
-        metavar="X",
-        help="a delay counts as hidden if the iteration takes at most this share longer than "
-        f"without it (default: {SLOWDOWN})",
-    )
     add("--json", action="store_true", help="print one JSON object")
     add_job(parser)
     add_planning(parser, policy=False)
@@ -82,15 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if job.replicas is not None:
         from megatron_adaptra.cli.replicas.compare import compare_replicas
 
-        if args.max_slowdown is not None:
-            raise BadInput(
-                "--max-slowdown",
-                args.max_slowdown,
-                "with --replicas no delay is looked for that budgets hide: leave it out",
-            )
         return compare_replicas(args, job, _budgets_of(args.budgets) if args.budgets else ())
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
-    share = _share_of(SLOWDOWN if args.max_slowdown is None else args.max_slowdown)
     folder = results_folder(Path(args.out)) if args.out else None
 
     limited = sum(map(math.isfinite, budgets))
@@ -105,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
         default = default_plan(conditions, args.sends, make)
     if folder and any(link.delay for link in conditions.links.values()):
         with progress("finding the longest delay that each budget hides", lines=True) as at:
-            result = replace(result, tolerance=_tolerance(args, result, share, at))
+            result = replace(result, tolerance=_tolerance(args, result, at))
     stock = stock_of(conditions, args.sends)
     data = {
-        **_as_json(result, stock, share),
+        **_as_json(result, stock),
         "default_engine_ms": None if default is None else 1e3 * default.predicted,
     }
     outcome = Outcome(stock, default, job.activation_bytes)
@@ -117,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
         folder,
         "compare",
         data,
-        lambda: compare_html(title_of(args), result, outcome, share),
+        lambda: compare_html(title_of(args), result, outcome),
         lambda: _show(result, outcome),
     )
 
 
 def _tolerance(
-    args: argparse.Namespace, result: Comparison, share: float, at: Callable[[str], None]
+    args: argparse.Namespace, result: Comparison, at: Callable[[str], None]
 ) -> dict[str, tuple[float, ...]]:
     """Per lever and budget, the largest multiple of the delays that is hidden."""
 
@@ -136,7 +123,7 @@ def _tolerance(
         for budget in result.budgets:
             done += 1
             at(f"{done} of {len(result.adaptive) * len(result.budgets)}")
-            found.append(delay_tolerance(within(job, budget), make, share))
+            found.append(delay_tolerance(within(job, budget), make))
         out[row.name] = tuple(found)
     return out
 
@@ -155,17 +142,7 @@ def _budgets_of(text: str) -> tuple[float, ...]:
     return tuple(sorted(budgets))
 
 
-def _share_of(text: str) -> float:
-    try:
-        share = number(text)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= MOST_SLOWDOWN:
-        raise BadInput("--max-slowdown", text, "it has to be a share of at least 0, such as 0.05")
-    return share
-
-
-def _as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, Any]:
+def _as_json(result: Comparison, stock: Plan | None) -> dict[str, Any]:
     """Infinity is null: a budget without limit."""
 
     def cell(it: Cell | None) -> dict[str, float] | None:
@@ -189,7 +166,6 @@ def _as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, 
             for row in result.rows
         },
         "refused": result.refused,
-        "max_slowdown": share,
         "delay_tolerance": {k: list(v) for k, v in result.tolerance.items()},
     }
 

@@ -11,7 +11,7 @@ from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.cli.plugin import DEFAULT as PLUGIN
 from megatron_adaptra.cli.plugin import flags_of, kept_in_words
-from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
+from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, SLOWDOWN, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.charts import Curve, XYChart
@@ -92,8 +92,8 @@ def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = Non
     return f"{budget:g}{most}"
 
 
-def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
-    """Return the HTML page. `title`: the user's name of the job; `share`: of --max-slowdown."""
+def compare_html(title: str, result: Comparison, outcome: Outcome) -> str:
+    """Return the HTML page. `title`: the user's name of the job."""
     cells = table_of(result, outcome)
     strong = [i for i, row in enumerate(result.rows) if row.name == DEFAULT]
     return page(
@@ -103,7 +103,7 @@ def compare_html(title: str, result: Comparison, outcome: Outcome, share: float)
             headline(result, outcome),
             [in_words(result.conditions), kept_in_words(outcome.default)],
         ),
-        charts_row(charts(result, share)),
+        charts_row(charts(result)),
         section(
             "Every policy within every budget",
             table(cells.columns, cells.rows, strong),
@@ -126,11 +126,8 @@ def headline(result: Comparison, outcome: Outcome) -> str:
     return f"With {PLUGIN} {times} as fast as {outcome.stock_name}: {ms(default.predicted)}"
 
 
-def charts(result: Comparison, share: float) -> list[XYChart]:
-    """Return charts of the trade-off and, for links with delay, of the delay a budget hides.
-
-    `share`: of --max-slowdown.
-    """
+def charts(result: Comparison) -> list[XYChart]:
+    """Return charts of the trade-off and, for links with delay, of the delay a budget hides."""
     count = result.conditions.microbatches
     at = [min(budget, float(count)) for budget in result.budgets]
     names = {
@@ -162,7 +159,7 @@ def charts(result: Comparison, share: float) -> list[XYChart]:
         lines.append(Curve("this job", BOUND, job, marked=False, dashed=True))
         note = (
             f"The delay of the slowest link (all scaled alike) up to which an iteration takes at "
-            f"most {100 * share:g} % longer than with no delay, under policy adaptive "
+            f"most {100 * SLOWDOWN:g} % longer than with no delay, under policy adaptive "
             "(--adaptra-engine executor)."
         )
         title, axis = "How much delay a given memory hides", "delay hidden, ms"

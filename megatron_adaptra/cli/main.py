@@ -80,7 +80,7 @@ def _run(words: list[str], named: str | None) -> int:
             raise BadInput("arguments", word, "-- stands only before the command of netlab run")
     # Help, and the message for a command that does not exist, need all of them.
     parser, parsers = _parser([named] if named in COMMANDS else COMMANDS)
-    args, unknown = parser.parse_known_args(renewed(words, named))
+    args, unknown = parser.parse_known_args(renewed(words) if named == "demo" else words)
     if unknown:
         from difflib import get_close_matches
 

@@ -9,7 +9,6 @@ from typing import Any
 from megatron_adaptra.base.errors import BadFile, BadInput, as_text, refuse_unknown, shown
 from megatron_adaptra.base.units import parse_bytes, parse_rate, size
 from megatron_adaptra.base.user_files import read_data
-from megatron_adaptra.cli.old import renewed_keys
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 
 KEYS = (
@@ -46,7 +45,6 @@ def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
         raise BadInput("--name", name, f"{path} holds the one job {shown(data.get('name'))}")
     if not isinstance(data, dict):
         raise BadFile("--profile", path, "it has to hold keys and values, or a list of such")
-    data = renewed_keys(data, path)
     refuse_unknown(data, (*KEYS, *CARRIED), path)
     return {key: value for key, value in data.items() if key in KEYS}
 

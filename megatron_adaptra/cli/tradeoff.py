@@ -14,6 +14,7 @@ from megatron_adaptra.plan import PLANNERS, Plan
 
 DEFAULT = "warmup"  # what the plugin plans with by default
 LEVERS = {"adaptive": False, "adaptive + recompute": True}  # row -> whether it may recompute
+SLOWDOWN = 0.05  # share of an iteration: a delay that costs no more counts as hidden
 MOST = 64.0  # times the job's delays, beyond which nothing differs
 
 # (conditions, policy) -> plan
@@ -58,11 +59,6 @@ class Comparison:
     rows: tuple[Row, ...]
     refused: dict[str, str]  # policy -> why it takes no such job
     tolerance: dict[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @property
-    def default(self) -> Row | None:
-        """The row of the policy that the plugin plans with by default."""
-        return next((row for row in self.rows if row.name == DEFAULT), None)
 
     @property
     def adaptive(self) -> list[Row]:
@@ -120,12 +116,12 @@ def slower(conditions: Conditions, times: float) -> Conditions:
     return replace(conditions, links=links)
 
 
-def delay_tolerance(conditions: Conditions, make: Make, share: float) -> float:
-    """The largest multiple of the delays at which `adaptive` stays within `share` of no delay.
+def delay_tolerance(conditions: Conditions, make: Make) -> float:
+    """The largest multiple of the delays that `adaptive` hides (see SLOWDOWN).
 
     The multiple is right to 3 %; the planner is no smooth function anyway.
     """
-    most = (1 + share) * make(slower(conditions, 0.0), "adaptive").predicted
+    most = (1 + SLOWDOWN) * make(slower(conditions, 0.0), "adaptive").predicted
 
     def hides(times: float) -> bool:
         return make(slower(conditions, times), "adaptive").predicted <= most * (1 + 1e-9)

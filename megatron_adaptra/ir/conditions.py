@@ -264,12 +264,3 @@ def null_if_infinite(value: float) -> float | None:
 def infinite_if_null(value: float | None) -> float:
     """Return the `value` read from JSON: infinity for None."""
     return math.inf if value is None else value
-
-
-def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, int], LinkState]:
-    """Links with the same delay in both directions; `pairs[i]` is between stages i and i + 1."""
-    items = pairs.items() if isinstance(pairs, Mapping) else enumerate(pairs)
-    links = {}
-    for i, delay in items:
-        links[i, i + 1] = links[i + 1, i] = LinkState(delay)
-    return links

@@ -5,11 +5,9 @@ Pictures show it, and timelines of other things, as bars on rows (view/pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from megatron_adaptra.base.errors import reading
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.schedule import peak_in_flight
 
@@ -124,15 +122,3 @@ class Timeline:
             "spans": [[s.stage, str(s.op), s.start, s.end] for s in self.spans],
             "messages": [[m.source, m.target, str(m.op), *m[3:]] for m in self.messages],
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Timeline:
-        """The timeline that `to_json` has turned into `data`. Raises BadInput for anything else."""
-        with reading("timeline", data):
-            return cls(
-                tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
-                tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
-                data["name"],
-                data.get("replicas", 1),
-                data.get("stages", 0),
-            )

@@ -366,14 +366,8 @@ class ReplicaEstimator:
         return {link: seconds for state in each for link, seconds in state.items()}
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the arguments of its estimators, for json.dump and `from_settings`."""
+        """Return the arguments of its estimators, for json.dump and `Estimator.from_settings`."""
         return [one.settings() for one in self.estimators]
-
-    @classmethod
-    def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
-        """Make an estimator without measurements from the `settings()` of another."""
-        stages = len(settings[0]["hosts"])
-        return cls([Estimator.from_settings(one, i * stages) for i, one in enumerate(settings)])
 
     def delays(self) -> dict[str, float]:
         """Return the seconds of every path that is measured now, by `"0.1>1.2"`."""

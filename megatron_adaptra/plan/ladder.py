@@ -66,11 +66,6 @@ class Ladder:
         return next((leaves for leaves in found if leaves is not None), self.full)
 
     @property
-    def gain(self) -> float:
-        """The share of an iteration that the chosen remedy saves."""
-        return 1 - self.predicted / self.full if self.full else 0.0
-
-    @property
     def best(self) -> Remedy:
         """The remedy that leaves the least, worth it or not; of equals the cheapest."""
         return min(self.remedies, key=_leaves, default=Remedy(FULL, self.full, ""))

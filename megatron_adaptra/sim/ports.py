@@ -65,18 +65,6 @@ class Ports:
             if not path.bandwidth > 0:
                 raise BadInput("rate of a path", path.bandwidth, "bytes per second above 0")
 
-    @classmethod
-    def equal(
-        cls,
-        rates: Sequence[float],
-        delay: float = 0.0,
-        cost: float = 0.0,
-        turn: float = math.inf,
-        paths: Mapping[tuple[int, int], LinkState] | None = None,
-    ) -> Ports:
-        """Return Ports of `rates` both ways; `delay`, `cost`, `turn`, `paths`: as for Ports."""
-        return cls(tuple(rates), tuple(rates), delay, cost, turn, paths or {})
-
 
 class Transfer(NamedTuple):
     """A message of `op`.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.device.base import Mark
 from megatron_adaptra.device.cuda import CudaDevice, cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 CYCLES = 1_000_000  # of one kernel that does nothing: half a millisecond or so

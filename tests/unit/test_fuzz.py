@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import AdaptraError, BadInput, line_of, shown
 from megatron_adaptra.base.units import parse_bytes, parse_rate, parse_seconds, parse_share
 from megatron_adaptra.cli.profile import conditions_of, load_profile
@@ -19,11 +20,10 @@ from megatron_adaptra.emulate.rules import parse_rules
 from megatron_adaptra.emulate.scenario import load_rules
 from megatron_adaptra.emulate.worker_rules import parse_slowness
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,6 @@ TEXTS = {
 TREES = {
     "schedule": (Schedule.from_json, PLAN.schedule.to_json()),
     "conditions": (Conditions.from_json, JOB.to_json()),
-    "timeline": (Timeline.from_json, PLAN.timeline.to_json()),
     "profile": (lambda data: isinstance(data, dict) and conditions_of(data), PROFILE),
     "settings": (lambda data: isinstance(data, dict) and AdaptraConfig.from_mapping(data, "x"), {
         "engine": "executor", "timeout": 60, "min_gain": 0.1, "emulate_link": [RULE],

@@ -176,14 +176,6 @@ class Arm:
         """Keep this arm's random states for its next iteration."""
         self.random = _random_states()
 
-    def states(self) -> str:
-        """Return the SHA-256 of the random states after the last iteration."""
-        cpu, device, tracked = self.random
-        sha = hashlib.sha256()
-        for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
-            sha.update(state.cpu().numpy().tobytes())
-        return sha.hexdigest()
-
     def forward_backward(self, function: Any) -> list[torch.Tensor]:
         """Run one iteration through `function`; return the losses on the last stage, else none."""
         shape = self.shape

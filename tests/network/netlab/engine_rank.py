@@ -26,9 +26,9 @@ from typing import Any
 
 from hole import dig, fill
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.netlab.network import INTERFACE
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 SIZE, TAGS = 1 << 20, 2
 MIDDLE = 60  # messages that have arrived when the fault begins

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import ROOT
 from patience import decided
 from seeding import new_seed
 
@@ -50,7 +51,8 @@ class Exchange:
         job = json.dumps({"folder": str(folder), **fault})
         with Lab(2, rules, new_seed(), shaper) as lab:
             command = [sys.executable, str(RANK), job]
-            self.status = lab.run(command, os.environ, self._on_line, LIMIT)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self.status = lab.run(command, environment, self._on_line, LIMIT)
             self.lost = lab.traffic.lost
         log = folder / "connections.jsonl"
         self.written = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []

@@ -20,10 +20,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine import endpoint as endpoints
 from megatron_adaptra.transport.engine import listener
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 ENDS = "ab"  # rank 0 has rail0a and rail1a, rank 1 the others
 RAILS = 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 TIMEOUT = 60.0

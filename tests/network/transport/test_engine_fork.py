@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import ROOT
 from patience import PATIENCE
 
 from megatron_adaptra.transport.engine import bindings
@@ -21,6 +23,7 @@ def test_a_child_leaves_the_engine_alone(tmp_path: Path) -> None:
         pytest.skip(bindings.missing())
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done with shm\ndone with tcp\n"), done.stderr

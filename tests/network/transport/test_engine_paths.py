@@ -17,8 +17,8 @@ from patience import PATIENCE
 from seeding import new_seed
 from transport.ranks import Processes, RankFixture, until
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 TAGS, COUNT = 4, 120
 LARGEST = 3 << 20  # bytes

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from launching import ROOT
 from patience import PATIENCE
 from transport.ranks import until
 from transport.wiretap import Wiretap
@@ -165,7 +166,7 @@ def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: 
 NEEDS_IT = """
 import sys, tempfile
 from pathlib import Path
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 try:
     Endpoint(0, "127.0.0.1", "one", FolderRendezvous(Path(tempfile.mkdtemp())), 1, encrypted=True)
@@ -179,7 +180,9 @@ def test_without_the_library_it_is_an_error() -> None:
     library = next(word for word in maps if "/libssl.so.3" in word)
     hidden: Any = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"']
     command = [*hidden, library, sys.executable, "-c", NEEDS_IT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     if done.returncode:
         pytest.skip(f"the library cannot be hidden here: {done.stderr.strip()}")
     assert done.stdout.startswith("AdaptraError messages between hosts cannot be encrypted here: ")

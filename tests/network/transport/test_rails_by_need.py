@@ -16,10 +16,10 @@ import torch
 from patience import PATIENCE
 from transport.ranks import until
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.engine.rails import Rail
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import LARGE
 
 RAILS = [Rail("none_0", 1), Rail("none_1", 1)]

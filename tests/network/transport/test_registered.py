@@ -11,8 +11,8 @@ import torch
 from patience import PATIENCE
 from transport.ranks import RankFixture, run
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 SIZE = 3 << 20  # bytes: several pieces

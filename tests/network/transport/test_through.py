@@ -10,10 +10,10 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_paths import connections, cut
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.address import interface_of
 from megatron_adaptra.transport.connect import interfaces
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 
 def lost(ends: list[Endpoint], others: set[int]) -> bool:

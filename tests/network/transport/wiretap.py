@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
+from benchmarks.folder_rendezvous import FolderRendezvous
 
 Change = Callable[[int, bool, bytes], bytes]  # of a connection, from its dialer, what
 

@@ -9,7 +9,7 @@ from typing import Any
 from pairwise import Row, cover, pairs, rows
 
 from megatron_adaptra.adapter.baseline.shape import GPTShape
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.plan.pipeline.fixed import interleaved_line
@@ -80,7 +80,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, GPTShape]]] = {
 def planned(stages: int, microbatches: int, recompute: bool) -> str:
     """An adaptive plan for a slow last link, with halves of backwards, in little memory."""
     even = (0.01,) * stages
-    slow = both_ways({stages - 2: 0.05})
+    slow = dict.fromkeys([(stages - 2, stages - 1), (stages - 1, stages - 2)], LinkState(0.05))
     budget = (float(stages),) * stages
     conditions = Conditions(
         microbatches, even, even, even, slow, activation_budget=budget, recompute=recompute

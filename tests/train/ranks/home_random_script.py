@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from rank_of_job import begin, of_all_ranks, show
+from rank_of_job import begin, of_all_ranks, show, states
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.baseline.shape import GPTShape
@@ -53,10 +53,10 @@ def train(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any]
         arm.end()
         for iteration in range(ITERATIONS):
             arm.begin()
-            before = arm.states()
+            before = states(arm)
             found = arm.forward_backward(function)
             arm.end()
-            kept.append(arm.states() == before)
+            kept.append(states(arm) == before)
             gradients += [p.main_grad.clone() for m in arm.models for p in m.parameters()]
             line = Schedule.parse(case["schedule"]).order[session.context.worker]
             own = [op for op in line if op.kind is Kind.F]

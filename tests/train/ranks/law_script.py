@@ -29,7 +29,7 @@ import pytest
 import torch.distributed as dist
 from law import Discovery, Fault, Site
 from megatron.core import parallel_state as mpu
-from rank_of_job import mean_losses, of_all_ranks
+from rank_of_job import mean_losses, of_all_ranks, states
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
@@ -108,7 +108,7 @@ def train(dataset: Any, activation: Any = None) -> tuple[list[Any], str]:
     schedule = run.controller.ballot.schedule if run else None
     swapped = " swapped" if schedule and schedule.routes.moved else ""
     plan = f"{schedule.warmup}{swapped}" if schedule else "stock"
-    return [*found, arm.digest(), arm.states()], plan
+    return [*found, arm.digest(), states(arm)], plan
 
 
 def settle(shares: Any) -> None:

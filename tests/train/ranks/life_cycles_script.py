@@ -32,7 +32,7 @@ from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.base import waits
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.transport.descriptors import SPARE
@@ -60,7 +60,8 @@ def plan(schedule: Schedule) -> dict[str, Any]:
 def cycles() -> list[tuple[dict[str, Any], Any]]:
     """Settings, and what a checkpoint's file holds; the first two plans fit."""
     even = (0.01,) * STAGES
-    slow = Conditions(COUNT, even, even, even, both_ways({1: 0.05}))
+    links = dict.fromkeys([(1, 2), (2, 1)], LinkState(0.05))
+    slow = Conditions(COUNT, even, even, even, links)
     deeper = plan(make_plan(slow, "warmup").schedule)
     halves = plan(make_plan(slow, "zb-h2").schedule)
     native, executor = {"engine": "native"}, {"engine": "executor"}

@@ -5,6 +5,7 @@ Import it after `cpu.install()`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,15 @@ def begin(folder: Path) -> Path:
         gpt.write_dataset(None, prefix.parent, limit=200_000)
     dist.barrier()
     return prefix
+
+
+def states(arm: gpt.Arm) -> str:
+    """The SHA-256 of the random states after the last iteration of `arm`."""
+    cpu, device, tracked = arm.random
+    sha = hashlib.sha256()
+    for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
+        sha.update(state.cpu().numpy().tobytes())
+    return sha.hexdigest()
 
 
 def of_all_ranks(found: Any) -> list[Any]:

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
     cpu.install()
 
 import torch.distributed as dist
-from rank_of_job import begin, of_all_ranks, show
+from rank_of_job import begin, of_all_ranks, show, states
 from rehearsal_faults import FAULTS
 
 from megatron_adaptra.adapter.baseline import gpt
@@ -46,7 +46,7 @@ def train(dataset: Any, session: Any = None) -> tuple[list[Any], list[str]]:
             run = session.run  # which has begun the next iteration
             runs.append("none" if run is None else "stock" if run.stock else "ours")
         arm.end()
-    return [*found, arm.digest(), arm.states()], runs
+    return [*found, arm.digest(), states(arm)], runs
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from cases import Case
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.moe import moe_utils
-from rank_of_job import begin, of_all_ranks, show
+from rank_of_job import begin, of_all_ranks, show, states
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
@@ -44,7 +44,7 @@ def train(shape: gpt.GPTShape, dataset: Any, function: Any) -> dict[str, Any]:
         steps.append([bool(stepped), None if norm is None else float(norm).hex()])
         arm.end()
     return {
-        "losses": losses, "steps": steps, "parameters": arm.digest(), "random": arm.states(),
+        "losses": losses, "steps": steps, "parameters": arm.digest(), "random": states(arm),
         "statistics": statistics(),
     }  # fmt: skip
 

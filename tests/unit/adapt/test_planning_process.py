@@ -23,6 +23,7 @@ from plan.all_reduce_patterns import KINDS, drawn
 from seeding import new_seed
 from transport.ranks import until
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.adapt import planning_process
 from megatron_adaptra.adapt.planning_process import PlanningProcess
 from megatron_adaptra.adapt.reductions import remedy as loop
@@ -34,7 +35,6 @@ from megatron_adaptra.plan.reductions import selector
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.server import NICE, choose
-from megatron_adaptra.sim.ports import Ports
 
 Serve = Callable[[str], None]
 # A process that answers line after line; ANSWER is an expression of `line` and `number`.
@@ -45,7 +45,7 @@ for line in sys.stdin:
     sys.stdout.write(ANSWER)
     sys.stdout.flush()
 """
-LATE = Figures(3_200_000, Ports.equal([20e6] * 4, 0.3e-3, 0.1e-3), (0.0, 0.0, 0.16, 0.0), 0.6)
+LATE = Figures(3_200_000, equal_ports([20e6] * 4, 0.3e-3, 0.1e-3), (0.0, 0.0, 0.16, 0.0), 0.6)
 GOOD = choose(LATE, Choice(4), 0.05).to_json()
 
 

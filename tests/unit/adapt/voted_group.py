@@ -9,6 +9,7 @@ from pathlib import Path
 from adapt.voted_ranks import VotedRanks
 from measure.late_ranks import messages
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.adapt.log import DecisionLog
 from megatron_adaptra.adapt.loop import Loop
 from megatron_adaptra.adapt.reductions.decisions import ReductionDecision
@@ -20,7 +21,7 @@ from megatron_adaptra.measure.reduction_report import ReductionReport
 from megatron_adaptra.plan.reductions.builders import ring
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Buffers
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 MS = 1e-3
 RATE = 20e6
@@ -81,7 +82,7 @@ class VotedGroup(VotedRanks):
         reductions do, and `computes`: what ranks do between them.
         """
         late = late or {}
-        ports = Ports.equal(list(rates or [RATE] * self.ranks), self.delay, 0.1 * MS)
+        ports = equal_ports(list(rates or [RATE] * self.ranks), self.delay, 0.1 * MS)
         natively = replace(ports, delay=2 * self.delay)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
             choice = self._begin(iteration)[ALL_REDUCE].choice

@@ -6,17 +6,17 @@ import xml.etree.ElementTree as ET
 import pytest
 from commands import SMALL, process, strict, without_matplotlib
 from pages import SVG, page, png_size, titles, words
+from timelines import timeline_of
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.files import MARKER
 from megatron_adaptra.cli.draw import targets
-from megatron_adaptra.ir.timeline import Timeline
 
 ALL = ("ascii", "svg", "png", "html", "trace")
 
 
 def spans(here, *more):
-    timeline = Timeline.from_json(here.json("draw", *SMALL, *more)["timeline"])
+    timeline = timeline_of(here.json("draw", *SMALL, *more)["timeline"])
     return [f"{s.op}" for s in timeline.spans], timeline
 
 

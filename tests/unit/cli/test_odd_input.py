@@ -55,7 +55,6 @@ JOB_WORDS = {
     "simulate --set link_jitter=0.1 --samples": "100000000",
     "simulate --seed": "x ''",
     "compare --budgets": "'' 1, 0 nan " + ",".join(map(str, range(1, 200))),
-    "compare --max-slowdown": "nan 1e308 -0.1",
     "draw --width": "100000000 -1 0 x",
     "draw --format": "gif '' png svg,html ,",
     "draw --out": "'' /dev/null/x.svg x.gif LONG.svg",

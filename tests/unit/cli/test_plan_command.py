@@ -71,7 +71,7 @@ def test_switches_win_over_the_file(here, profile):
     path = profile({**JOB, "split": False})
     whole = here.json("plan", "--profile", path)
     assert not any(op.startswith("I") for line in whole["stages"] for op in line)
-    assert here.json("plan", "--profile", path, "--split")["lower_bound_ms"] < 495
+    assert here.json("plan", "--profile", path, "--set", "split=yes")["lower_bound_ms"] < 495
     line = here.refused("plan", "--profile", path, "--policy", "zb-h1")
     assert line.startswith("split False: policies zb-h1 and zb-h2")
 
@@ -275,19 +275,6 @@ def test_links_paths_ports_and_workers_of_one_pipeline_are_slow_by_rules(here):
     assert predicted("--slow", "0.1:2x") == predicted(
         *("--forward-ms", "9,18,9", "--set", "backward_input_ms=10,20,10"),
         *("--set", "backward_weight_ms=6,12,6"),
-    )
-
-
-def test_an_old_name_is_accepted_and_its_successor_named_once(here):
-    words = ("--stages", 3, "--microbatches", 6, "--forward-ms", 9, "--backward-ms", 16)
-    out, err = here("plan", *words, "--link-delay-ms", "0,20", "--json")
-    assert err.splitlines() == [
-        "adaptra: --link-delay-ms goes with the next release: write --set link_delay_ms=0,20, or "
-        "--slow 2-3:40ms for a link"
-    ]
-    assert (
-        json.loads(out)["predicted_ms"]
-        == here.json("plan", *words, "--slow", "1-2:20ms")["predicted_ms"]
     )
 
 

@@ -5,13 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from pages import page, titles, words
+from timelines import timeline_of
 
 from megatron_adaptra.cli.job import job_of
 from megatron_adaptra.cli.main import _parser
-from megatron_adaptra.cli.old import renewed
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 
 TIMES = ("--forward-ms", 9, "--set", "backward_input_ms=9", "--set", "backward_weight_ms=9")
 JOB = ("--stages", 3, "--microbatches", 4, *TIMES, "--replicas", 3)
@@ -86,9 +85,7 @@ def test_plan_as_json_holds_everything(here):
 def jobs_of(*commands):
     """The conditions that all of the `commands` describe."""
     found = [
-        job_of(
-            _parser(["plan"])[0].parse_args(renewed(["plan", *map(str, words)], "plan"))
-        ).replicas
+        job_of(_parser(["plan"])[0].parse_args(["plan", *map(str, words)])).replicas
         for words in commands
     ]
     assert all(one == found[0] for one in found)
@@ -115,27 +112,15 @@ slow: [1.2:dead, 0.1:2x, 2.0:1.5x, 1.1-1.0:1MB/s, "0.0>0.1:40ms,bandwidth=2MB/s"
 activation_bytes: 100MB
 worker_budget: {0.2: 6, 2.2: 800MB}
 """
-    old = """
-{stages: 3, microbatches: 4, forward_ms: 9, backward_ms: 18, replicas: 3, message_bytes: 60kB,
- failed: 1.2, slow: {0.1: 2, 2.0: 1.5x}, slow_path: [1.1-1.0:1MB/s, "0.0>0.1:2MB/s+40ms"],
- slow_port: 2.1:4MB/s, activation_bytes: 100MB, worker_budget: {0.2: 6, 2.2: 800MB}}
-"""
     flags = (
         *JOB, "--message-bytes", "60kB", "--slow", "1.2:dead,0.1:2x", "--slow", "2.0:1.5x",
         "--slow", "1.0-1.1:1MB/s,0.0>0.1:40ms,bandwidth=2MB/s", "--slow", "2.1:4MB/s",
         "--activation-bytes", "100MB", "--set", "worker_budget=0.2:6,2.2:800MB",
     )  # fmt: skip
-    before = (
-        *JOB, "--message-bytes", "60kB", "--failed", "1.2", "--slow", "0.1:2x,2.0:1.5x",
-        "--slow-path", "1.0-1.1:1MB/s,0.0>0.1:2MB/s+40ms", "--slow-port=2.1:4MB/s",
-        "--activation-bytes", "100MB", "--worker-budget", "0.2:6,2.2:800MB",
-    )  # fmt: skip
     conditions = jobs_of(
         flags,
-        before,
         ("--profile", profile(job)),
         ("--profile", profile(yaml, "y.yaml")),
-        ("--profile", profile(old, "old.yaml")),
     )
     assert conditions.slow == {1: 2.0, 6: 1.5}
     assert {way: tuple(link[:2]) for way, link in conditions.paths.items()} == {
@@ -237,7 +222,7 @@ def test_compare_has_each_move_beside_the_others(here, tmp_path):
 
 def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):
     data = here.json("draw", *DEAD, "--out", tmp_path / "a.svg")
-    timeline = Timeline.from_json(data["timeline"])
+    timeline = timeline_of(data["timeline"])
     assert (timeline.replicas, timeline.stages) == (3, 3)
     guests = {
         str(span.op)

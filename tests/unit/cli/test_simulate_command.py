@@ -5,7 +5,8 @@ import json
 import pytest
 from commands import FLAGS, SMALL, process, strict
 
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from benchmarks.common import both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import make_plan
 
 TIMES = ["--forward-ms", 9, "--set", "backward_input_ms=10", "--set", "backward_weight_ms=6"]

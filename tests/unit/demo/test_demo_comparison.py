@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common import both_ways
 from megatron_adaptra.adapt.schedules.decisions import PlanDecision
 from megatron_adaptra.demo.comparison import Comparison, Outlook, compare, lives, why_off
 from megatron_adaptra.demo.cpu_load import Load
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.pipeline.base import evaluate

@@ -298,7 +298,7 @@ OLD = {  # flags that go with the next release -> what is written instead
 def test_old_flags_become_rules_with_one_line(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new = renewed(["demo", *words.split()], "demo")
+    new = renewed(["demo", *words.split()])
     rules = [after for word, after in pairwise(new) if word == "--slow"]
     assert rules == OLD[words].split()
     assert capsys.readouterr().err.splitlines()[-1].endswith(" --slow ".join(["", *rules])[1:])

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from ir.served import posted_ahead
 from ir.strategies import of_depths, random_depths, random_schedule, seeds
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import links_ahead, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.sim.clock import simulate

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import replica_conditions, replica_schedules, schedules
+from timelines import timeline_of
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -133,7 +134,7 @@ def test_what_is_no_schedule_in_json_is_refused(change, words):
 def test_a_timeline_of_several_replicas_reads_back(replicas, stages):
     spans = (Span(replicas * stages - 1, Op(Kind.F, 0, 0, 1), 0.5, 1.5),)
     timeline = Timeline(spans, (), "predicted", replicas, stages)
-    assert Timeline.from_json(through_json(timeline.to_json())) == timeline
+    assert timeline_of(through_json(timeline.to_json())) == timeline
     assert timeline.workers == replicas * stages
 
 

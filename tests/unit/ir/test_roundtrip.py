@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, ops, schedules, seconds
+from timelines import timeline_of
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import BadInput
-from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
@@ -90,7 +92,7 @@ def test_conditions_read_back(c):
 @given(spans, messages, st.text())
 def test_a_timeline_reads_back(spans, messages, name):
     timeline = Timeline(spans, messages, name)
-    assert Timeline.from_json(through_json(timeline.to_json())) == timeline
+    assert timeline_of(through_json(timeline.to_json())) == timeline
 
 
 nan, inf = float("nan"), float("inf")

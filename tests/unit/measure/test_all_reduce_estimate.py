@@ -11,12 +11,12 @@ from measure.late_ranks import messages
 from measure.test_port_rates import probed
 from plan.all_reduce_patterns import count_near, native, seconds_of
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.selector import choose_all_reduce
-from megatron_adaptra.sim.ports import Ports
 
 PATTERNS = [*["late"] * 4, *["two late"] * 2, "slow port", "slow port", "slow path", "rotating"]
 PATTERNS += ["none", "none"]
@@ -79,7 +79,7 @@ def test_a_late_rank_that_moves(ranks):
     """Found within ten iterations each time; native again once nobody is late."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    ports = Ports.equal([20e6] * ranks, 0.3e-3, 0.1e-3)
+    ports = equal_ports([20e6] * ranks, 0.3e-3, 0.1e-3)
     group = Group(random.Random(seed), Figures(3_200_000, ports, (0.0,) * ranks, 0.6), 0.05)
     for late in ({}, {1: 0.2}, {3: 0.2}, {}):
         group.figures = replace(
@@ -105,7 +105,7 @@ def test_no_figures_before_ports_are_known():
     assert not estimate.update(messages(3, {1: 0.5}), {}, 1000)
     assert estimate.figures(1000, 1.0) is None
     for _ in range(10):
-        estimate.update(messages(3, {1: 0.5}), probed(Ports.equal([1e6] * 3)), 1000)
+        estimate.update(messages(3, {1: 0.5}), probed(equal_ports([1e6] * 3)), 1000)
     figures = estimate.figures(1000, 1.0, 0.25)
     assert figures.lateness == pytest.approx((0, 0.5, 0))
     assert figures.ports.delay == pytest.approx(0.3e-3)
@@ -117,7 +117,7 @@ def test_delay_and_rate_of_a_slow_path():
     slow, words = {(1, 2): LinkState(0.05, 0.25e6)}, []
     for _ in range(20):
         seen = messages(4, {}, slow={(1, 2): 0.05})
-        estimate.update(seen, probed(Ports.equal([1e6] * 4, paths=slow)), 100_000)
+        estimate.update(seen, probed(equal_ports([1e6] * 4, paths=slow)), 100_000)
         words += estimate.changes(range(4))
         estimate.accept()
     figures = estimate.figures(100_000, 1.0)
@@ -131,7 +131,7 @@ def test_all_ranks_come_to_the_same():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    ports = Ports.equal([20e6] * 4, 0.3e-3, 0.1e-3)
+    ports = equal_ports([20e6] * 4, 0.3e-3, 0.1e-3)
     each, choices = [AllReduceEstimate(4) for _ in range(4)], [Choice(4)] * 4
     for _ in range(20):
         seen = messages(4, {2: 0.2}, rng=rng, noise=5e-3)

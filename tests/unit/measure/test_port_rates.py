@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.measure.all_reduce_estimate import PortRates
@@ -42,7 +43,7 @@ def run(rates, count, ports, **more):
 def test_ports_that_differ_by_chance_alone_are_equal():
     rng, rates = random.Random(SEED), PortRates(8)
     for _ in range(5):
-        rates.update(probed(Ports.equal([20 * MB] * 8), rng, 0.05))
+        rates.update(probed(equal_ports([20 * MB] * 8), rng, 0.05))
     ports = rates.ports()
     assert (len(set(ports.out)), len(set(ports.into)), ports.paths) == (1, 1, {})
     assert ports.out[0] == pytest.approx(20 * MB, rel=0.1)
@@ -53,12 +54,12 @@ def test_noisy_paths_are_not_slow_and_a_slow_one_is(noise):
     """A port counts as its fastest path of seven, which chance alone makes faster than others."""
     print(f"seed {SEED}")
     rng, trials = random.Random(SEED), 100
-    slow = Ports.equal([20 * MB] * 8, paths={(2, 3): LinkState(0.0, 8 * MB)})
+    slow = equal_ports([20 * MB] * 8, paths={(2, 3): LinkState(0.0, 8 * MB)})
     alarms, found = 0, 0
     for _ in range(trials):
         healthy, one = PortRates(8), PortRates(8)
         for _ in range(5):
-            healthy.update(probed(Ports.equal([20 * MB] * 8), rng, noise))
+            healthy.update(probed(equal_ports([20 * MB] * 8), rng, noise))
             one.update(probed(slow, rng, noise))
         alarms += bool(healthy.ports().paths)
         found += list(one.ports().paths) == [(2, 3)]
@@ -69,7 +70,7 @@ def test_noisy_paths_are_not_slow_and_a_slow_one_is(noise):
 def ordinary(ranks=4):
     rates = PortRates(ranks)
     assert not rates.known
-    assert run(rates, 10, Ports.equal([20 * MB] * ranks)) == [(3, [])]
+    assert run(rates, 10, equal_ports([20 * MB] * ranks)) == [(3, [])]
     assert rates.known
     return rates
 
@@ -86,7 +87,7 @@ SLOW_PATH = Ports((20 * MB,) * 4, (20 * MB,) * 4, paths={(2, 3): LinkState(0.0, 
         (SLOW_IN, ["rank 1 receives 5 MB/s, before 20 MB/s"]),
         (SLOW_PATH, ["path 2>3 passes 8 MB/s"]),
         (
-            Ports.equal([20 * MB, 20 * MB, 20 * MB, 10 * MB]),
+            equal_ports([20 * MB, 20 * MB, 20 * MB, 10 * MB]),
             ["rank 3 receives 10 MB/s, before 20 MB/s", "rank 3 sends 10 MB/s, before 20 MB/s"],
         ),
     ],
@@ -96,9 +97,9 @@ def test_what_is_slow_is_named_and_heals(ports, words):
     ((i, found),) = run(rates, 10, ports)
     assert (found, i) == (words, 3)
     assert rates.ports(1e-3, 1e-4) == Ports(ports.out, ports.into, 1e-3, 1e-4, paths=ports.paths)
-    ((_, found),) = run(rates, 10, Ports.equal([20 * MB] * 4))
+    ((_, found),) = run(rates, 10, equal_ports([20 * MB] * 4))
     assert len(found) == len(words)
-    assert rates.ports() == Ports.equal([20 * MB] * 4)
+    assert rates.ports() == equal_ports([20 * MB] * 4)
 
 
 def test_a_port_that_is_slow_from_the_start():
@@ -107,7 +108,7 @@ def test_a_port_that_is_slow_from_the_start():
 
 def test_of_two_ranks_a_path_counts_as_their_ports():
     rates = PortRates(2)
-    run(rates, 5, Ports.equal([20 * MB] * 2, paths={(0, 1): LinkState(0.0, 5 * MB)}))
+    run(rates, 5, equal_ports([20 * MB] * 2, paths={(0, 1): LinkState(0.0, 5 * MB)}))
     assert rates.ports() == Ports((5 * MB, 20 * MB), (20 * MB, 5 * MB))
 
 
@@ -117,7 +118,7 @@ def test_noise_changes_no_port():
     rng = random.Random(SEED)
     rates, changes = PortRates(4), 0
     for _ in range(500):
-        now = probed(Ports.equal([20 * MB] * 4), rng, 0.03)
+        now = probed(equal_ports([20 * MB] * 4), rng, 0.03)
         if rng.random() < 0.1:
             now[rng.choice(sorted(now))] *= 0.2
         if rates.update(now):

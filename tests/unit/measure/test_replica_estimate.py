@@ -280,7 +280,10 @@ def test_what_is_planned_for_outlives_a_restart() -> None:
     e = estimator(hosts="aba")
     paths = dict.fromkeys(OWN, 0.1 * MS) | {(4, 5): 40 * MS, (5, 4): 40 * MS}
     fed(e, paths=paths)
-    again = ReplicaEstimator.from_settings(json.loads(json.dumps(e.settings())))
+    settings = json.loads(json.dumps(e.settings()))
+    again = ReplicaEstimator(
+        [Estimator.from_settings(one, i * STAGES) for i, one in enumerate(settings)]
+    )
     for one in again.estimators:
         one.resume(json.loads(json.dumps(e.state())))
     assert again.state() == e.state()

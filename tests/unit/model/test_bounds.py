@@ -14,9 +14,10 @@ from ir.strategies import of_depths, random_conditions, random_depths, random_sc
 from plan.bubbles import one_f_one_b_seconds
 from plan.small_cases import OPTIMA, small_case
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line, peak_in_flight

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from seeding import new_seed
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.reductions.builders import (
@@ -21,7 +22,7 @@ from megatron_adaptra.plan.reductions.builders import (
 from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Figures
 from megatron_adaptra.plan.reductions.stragglar import stragglar
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 KINDS = (*["late"] * 4, *["two late"] * 2, *["slow port"] * 2, *["slow path"] * 2, *["none"] * 2)
 
@@ -44,7 +45,7 @@ def drawn(rng: random.Random, kind: str) -> tuple[Figures, set[int]]:
         a, b = some
         paths = {(a, b): state, (b, a): state}
     delay = 0.3e-3 if kind == "none" else rng.choice([0.3e-3, 3e-3])
-    ports = Ports.equal(rates, delay, 0.1e-3, paths=paths)
+    ports = equal_ports(rates, delay, 0.1e-3, paths=paths)
     return Figures(int(rate * buffer), ports, tuple(late), 4 * buffer), some
 
 

@@ -19,11 +19,12 @@ from processes_alike import printed
 from sim.reference import reference_seconds
 from small_cases import OPTIMA, small_case
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.cli.profile import conditions_of, load_profile
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
 from megatron_adaptra.model.bounds import unlimited_bound

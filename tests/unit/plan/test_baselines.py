@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from pairwise import covering
 from seeding import new_seed
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.plan import Plan, make_plan
 

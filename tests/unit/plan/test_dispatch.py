@@ -13,8 +13,9 @@ from ir.strategies import random_conditions, random_schedule, seeds
 from jobs import jobs
 from small_cases import OPTIMA, small_case
 
+from benchmarks.common import both_ways
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, peak_in_flight
 from megatron_adaptra.plan import make_plan

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from ir.strategies import random_conditions
 from jobs import jobs
 
+from benchmarks.common import both_ways
 from megatron_adaptra.cli.profile import KEYS, conditions_of
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.plan import evaluate, make_plan
 from megatron_adaptra.plan.pipeline.adaptive import adaptive
 from megatron_adaptra.plan.pipeline.base import Plan

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan.all_reduce_patterns import KINDS, count_near, native, seconds_of
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.reductions.choice import Choice
@@ -23,7 +24,7 @@ BUFFER = 0.16
 
 def figures(*late, ranks=8, rates=None, paths=None, delay=0.3e-3, iteration=1.0, measured=None):
     """Eight hosts of 20 MB/s, 160 ms of each; `late`: buffers of lateness of the last ranks."""
-    ports = Ports.equal(rates or [20e6] * ranks, delay, 0.1e-3, paths=paths)
+    ports = equal_ports(rates or [20e6] * ranks, delay, 0.1e-3, paths=paths)
     lateness = [0.0] * (ranks - len(late)) + [each * BUFFER for each in late]
     return Figures(3_200_000, ports, tuple(lateness), iteration, measured)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
@@ -14,13 +15,13 @@ from megatron_adaptra.plan.reductions.choice import Choice
 from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.shard_selector import choose_shards
 from megatron_adaptra.plan.reductions.sized import shard_pieces
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 MS, MB = 1e-3, 1_000_000
 
 
 def figures(nbytes: int, delay: float, ranks: int = 8, **changed: object) -> Figures:
-    ports = Ports.equal([50e6] * ranks, delay, 0.1 * MS)
+    ports = equal_ports([50e6] * ranks, delay, 0.1 * MS)
     return replace(Figures(nbytes, ports, (0.0,) * ranks, 0.2), **changed)  # type: ignore[arg-type]
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.plan.reductions.figures import Buffers, Figures
 from megatron_adaptra.plan.reductions.simulated import natively
-from megatron_adaptra.sim.ports import Ports
 
 MS, RANKS = 1e-3, 8
 # 8 hosts of 20 MB/s, 10 ms from each other; 0.87 MB in four buffers (docs/evidence/allreduce.md).
@@ -16,7 +16,7 @@ NBYTES, DELAY = 870_400, 10.3 * MS
 
 
 def seconds(buffers: Buffers, nbytes: int = NBYTES, delay: float = DELAY) -> float:
-    ports = Ports.equal([19.8e6] * RANKS, delay, 0.1 * MS)
+    ports = equal_ports([19.8e6] * RANKS, delay, 0.1 * MS)
     return natively(Figures(nbytes, ports, (0.0,) * RANKS, 2.0, buffers=buffers), 2)
 
 
@@ -46,7 +46,7 @@ def test_what_waits_for_the_one_before_is_reduced_one_at_a_time() -> None:
 
 
 def test_a_late_rank_delays_the_first_ones() -> None:
-    ports = Ports.equal([19.8e6] * RANKS, DELAY, 0.1 * MS)
+    ports = equal_ports([19.8e6] * RANKS, DELAY, 0.1 * MS)
     late = (0.0,) * (RANKS - 1) + (0.2,)
     given = Figures(NBYTES, ports, late, 2.0, buffers=Buffers(4, 0.1, NBYTES // 10))
     in_time = natively(replace(given, lateness=(0.0,) * RANKS), 2)

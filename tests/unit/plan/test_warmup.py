@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, of_depths, random_conditions, seeds
 
+from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS, check
-from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, parse_line
 from megatron_adaptra.model.bounds import lower_bound

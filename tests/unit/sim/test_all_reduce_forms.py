@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 from seeding import new_seed
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce_forms import (
@@ -18,14 +19,14 @@ from megatron_adaptra.model.all_reduce_forms import (
     seconds_after_arrival,
 )
 from megatron_adaptra.plan.reductions.sized import pieces_for, sized
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 RATE = 1e8
 
 
 def by_clock(plan: CollectivePlan, job: AllReduce) -> float:
     """Seconds after the arrival of the last rank, message by message."""
-    ports = Ports.equal([job.rate] * job.ranks, job.delay, job.cost, job.turn)
+    ports = equal_ports([job.rate] * job.ranks, job.delay, job.cost, job.turn)
     arrivals = [0.0] * (job.ranks - 1) + [job.late]
     return run_on_ports(plan, int(job.nbytes), ports, arrivals).after_arrival
 

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 import pytest
 from seeding import new_seed
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
@@ -27,7 +28,7 @@ MB = 1_000_000
 
 def test_two_ranks_by_hand():
     """0.1 s of a port each way at once, twice, with 0.01 s of delay and 0.001 s per message."""
-    ports = Ports.equal([10e6, 10e6], 0.01, 0.001)
+    ports = equal_ports([10e6, 10e6], 0.01, 0.001)
     done = run_on_ports(ring(2, 1), 2 * MB, ports)
     assert done.ends == pytest.approx([2 * (0.1 + 0.01 + 0.001)] * 2)
     late = run_on_ports(ring(2, 1), 2 * MB, ports, [0.0, 5.0])
@@ -44,12 +45,12 @@ def test_a_slow_path_by_hand():
     )
     plan = CollectivePlan.parse(text)
     plain, slow = (
-        run_on_ports(plan, 2 * MB, Ports.equal([10e6] * 3, 0.01, paths=which))
+        run_on_ports(plan, 2 * MB, equal_ports([10e6] * 3, 0.01, paths=which))
         for which in ({}, paths)
     )
     # Of the first piece both parts are there after 0.21 s. The second sum waits for the first one.
     assert slow.ends == pytest.approx([plain.ends[0], 0.21 + 2 * 1.0 + 0.01 + 0.2, plain.ends[2]])
-    quick = Ports.equal([10e6] * 3, 0.01, paths={(0, 1): LinkState(0.2, 20e6)})
+    quick = equal_ports([10e6] * 3, 0.01, paths={(0, 1): LinkState(0.2, 20e6)})
     assert run_on_ports(plan, 2 * MB, quick).ends[1] == pytest.approx(plain.ends[1] + 0.2)
 
 
@@ -69,13 +70,13 @@ def test_connections_take_turns_by_bytes():
     """Rank 0 has both parts after 0.2 s, then sends the sum to both others."""
     plan = direct([1, 0, 0], 1)
     for turn, ends in ((math.inf, [0.4, 0.3, 0.4]), (MB / 2, [0.4, 0.35, 0.4])):
-        done = run_on_ports(plan, MB, Ports.equal([10e6] * 3, turn=turn))
+        done = run_on_ports(plan, MB, equal_ports([10e6] * 3, turn=turn))
         assert done.ends == pytest.approx(ends)
         assert len(done.transfers) == 4
     # Half the buffer at a time: with two connections at one port both messages end at its end.
     late = [0.0, 0.0, 0.0, 0.1]
     whole, shared = (
-        run_on_ports(halving_doubling(4), MB, Ports.equal([10e6] * 4, turn=turn), late)
+        run_on_ports(halving_doubling(4), MB, equal_ports([10e6] * 4, turn=turn), late)
         for turn in (math.inf, 1000)
     )
     assert shared.after_arrival > 1.1 * whole.after_arrival
@@ -93,7 +94,7 @@ def test_connections_take_turns_by_bytes():
     ],
 )
 def test_owners_against_a_ring(ranks, late, late_ranks, ratio):
-    ports = Ports.equal([20e6] * ranks, 0.3e-3)
+    ports = equal_ports([20e6] * ranks, 0.3e-3)
     arrivals = [late * (rank in late_ranks) for rank in range(ranks)]
     plan = direct(shares_without(ranks, late_ranks), 16 if ranks == 8 else 32)
     of = [run_on_ports(each, 3_200_000, ports, arrivals) for each in (ring(ranks), plan)]
@@ -101,7 +102,7 @@ def test_owners_against_a_ring(ranks, late, late_ranks, ratio):
 
 
 def test_a_port_at_half_its_rate():
-    ports = Ports.equal([*[20e6] * 7, 10e6], 0.3e-3)
+    ports = equal_ports([*[20e6] * 7, 10e6], 0.3e-3)
     plan = direct(shares_without(8, [7]), 16)
     of = [run_on_ports(each, 3_200_000, ports).after_arrival for each in (ring(8), plan)]
     assert of[0] / of[1] == pytest.approx(1.64, rel=0.03)
@@ -178,25 +179,25 @@ def test_no_plan_beats_the_bound_and_no_port_does_two_things_at_once():
 
 
 def test_no_limit_at_all():
-    done = run_on_ports(ring(4), MB, Ports.equal([math.inf] * 4), [0, 1, 2, 3])
+    done = run_on_ports(ring(4), MB, equal_ports([math.inf] * 4), [0, 1, 2, 3])
     assert done.ends == (3, 3, 3, 3)
 
 
 def _path(source: int, target: int, **state: float) -> Ports:
-    return Ports.equal([1.0, 1.0], paths={(source, target): LinkState(**state)})
+    return equal_ports([1.0, 1.0], paths={(source, target): LinkState(**state)})
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Ports((1.0,), (1.0, 2.0)), "rates of ports"),
-        (lambda: Ports.equal([0.0, 1.0]), "rate of a port"),
-        (lambda: Ports.equal([1.0, 1.0], -1.0), "delay of ports"),
-        (lambda: Ports.equal([1.0, 1.0], turn=0.5), "turn of a connection"),
+        (lambda: equal_ports([0.0, 1.0]), "rate of a port"),
+        (lambda: equal_ports([1.0, 1.0], -1.0), "delay of ports"),
+        (lambda: equal_ports([1.0, 1.0], turn=0.5), "turn of a connection"),
         (lambda: _path(0, 2), "path between ports .0-2.: .* ranks 0 to 1"),
         (lambda: _path(0, 1, delay=-1.0), "delay of a path -1.0"),
-        (lambda: run_on_ports(ring(3), 8, Ports.equal([1.0, 1.0])), "number of ports"),
-        (lambda: run_on_ports(ring(2), 8, Ports.equal([1.0, 1.0]), [1.0]), "number of arrivals"),
+        (lambda: run_on_ports(ring(3), 8, equal_ports([1.0, 1.0])), "number of ports"),
+        (lambda: run_on_ports(ring(2), 8, equal_ports([1.0, 1.0]), [1.0]), "number of arrivals"),
     ],
 )
 def test_bad_input(make, message):

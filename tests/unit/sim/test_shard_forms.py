@@ -7,6 +7,7 @@ import random
 import pytest
 from seeding import new_seed
 
+from benchmarks.common import equal_ports
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.model.all_reduce_forms import (
@@ -17,14 +18,14 @@ from megatron_adaptra.model.all_reduce_forms import (
 )
 from megatron_adaptra.plan.reductions.builders import sharded_plan
 from megatron_adaptra.plan.reductions.sized import for_shards
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 HALVES = (Goal.REDUCE_SCATTER, Goal.ALL_GATHER)
 MB = 1_000_000
 
 
 def by_clock(plan, job: AllReduce, late: float = 0.0) -> float:
-    ports = Ports.equal([job.rate] * job.ranks, job.delay, job.cost)
+    ports = equal_ports([job.rate] * job.ranks, job.delay, job.cost)
     arrivals = [0.0] * (job.ranks - 1) + [late]
     return run_on_ports(plan, int(job.nbytes), ports, arrivals).after_arrival
 

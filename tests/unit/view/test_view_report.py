@@ -14,7 +14,8 @@ from html.parser import HTMLParser
 import pytest
 from view_sample import sample_report
 
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from benchmarks.common import both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.view.findings import delay_curves

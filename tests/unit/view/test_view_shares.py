@@ -1,6 +1,7 @@
 """The picture of an iteration of all replicas, in stock and with shares of microbatches."""
 
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from benchmarks.common import both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.shares.pipelines import share_pipelines
 from megatron_adaptra.view.pipeline import pipeline_gantt, shares_gantt

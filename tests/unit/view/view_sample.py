@@ -6,7 +6,8 @@ import functools
 import random
 from typing import Any, cast
 
-from megatron_adaptra.ir.conditions import Conditions, both_ways
+from benchmarks.common import both_ways
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.view.gain import ADAPTED, NOT_YET

@@ -15,11 +15,11 @@ import torch
 from fakes.over_library import compiled, run_over
 from patience import PATIENCE
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End
 
 SOURCE = Path(__file__).with_name("libcuda.cpp")

@@ -16,12 +16,12 @@ from fakes.controlled_cuda.gpu import until
 from fakes.controlled_verbs.verbs import DEVICES, Change, Fabric
 from patience import PATIENCE
 
+from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine import bindings, events
 from megatron_adaptra.transport.engine.bindings import new_engine, ports
 from megatron_adaptra.transport.engine.dial import open_rail
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rails import Rail, chosen
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 INIT, RECEIVES, SENDS = 1, 2, 3  # states
 IPV4 = "::ffff:10.0.0.{}"
