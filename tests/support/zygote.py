@@ -183,7 +183,7 @@ def _serve(control: socket.socket, kind: str) -> Callable[[], int]:
 
             cpu.install()
     if kind == "torch":
-        import torch.distributed
+        import torch._dynamo  # else each rank that makes a DistributedDataParallel imports it
     else:
         _import()
     gc.collect()

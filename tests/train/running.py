@@ -38,12 +38,8 @@ def demo(out: Path, *options: str, timeout: float = 500) -> subprocess.Completed
 
 def summary(out: Path, **options: Any) -> dict[str, Any]:
     """The summary of the demo's ranks, which have to succeed; see DemoOptions."""
-    return summary_and_text(out, **options)[0]
-
-
-def summary_and_text(out: Path, **options: Any) -> tuple[dict[str, Any], str]:
-    """The same, and what the ranks have printed."""
     chosen = DemoOptions(**{"hidden_size": 32, "seq_length": 32, "out": str(out), **options})
     done = zygote(False).run(out, [str(RANK), chosen.dump()], ranks=chosen.world)
     assert done.status == 0, done.text[-4000:]
-    return json.loads((out / "summary.json").read_text()), done.text
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found

@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
+from patience import decided
 from trainings import (
     DROPOUT,
     ENDS,
     HALF,
-    ITERATIONS,
     OVERFLOWS,
     SCALED,
     USUAL,
@@ -42,8 +42,8 @@ CASES = {  # flags of both trainings, and of ours
         (*USUAL, *SCALED, *OVERFLOWS, "--clip-grad", "2"), H2,
     ),
     "tensor parallel, a batch size that grows": (
-        (*HALF, "--tensor-model-parallel-size", "2", *DROPOUT, "--save-interval", "8",
-         "--rampup-batch-size", "4", "4", "80"), H1,
+        (*HALF, "--tensor-model-parallel-size", "2", *DROPOUT, "--save-interval", "6",
+         "--rampup-batch-size", "4", "4", "40"), H1,
     ),
     "chunks of experts, distributed optimizer": ((*HALF, *CHUNKS, *EXPERTS, *OVERLAP), ON),
 }  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
     ours = trained(tmp_path, 4, *flags, *asked)
     assert ours.compared() == stock(4, *flags).compared()
     text = ours.done.text
-    assert len(ours.done.printed) >= 12, "overflown iterations print no loss"
+    assert len(ours.done.printed) >= 8, "overflown iterations print no loss"
     assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", text)
     for words in ("native engine", "run again"):
         assert words not in text
@@ -63,9 +63,10 @@ def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
 
 def interrupted(out: Path, *flags: str) -> tuple[list[object], list[list[int]], list[list[int]]]:
     """What a training in two parts has printed and saved, and the plans of either part."""
-    both = (*DROPOUT, *flags, "--save", str(out / "saved"), "--load", str(out / "saved"))
-    first = train(out, 4, *both, "--save-interval", str(ITERATIONS), "--exit-interval", "11")
-    second = train(out, 4, *both, "--save-interval", str(ITERATIONS))
+    places = ("--save", str(out / "saved"), "--load", str(out / "saved"))
+    both = (*DROPOUT, *flags, *places, "--save-interval", "16")
+    first = train(out, 4, *both, "--exit-interval", "11", iterations=16)
+    second = train(out, 4, *both, iterations=16)
     what = [first.numbers, second.numbers, digests(out)]
     return what, first.plans, second.plans
 
@@ -74,4 +75,5 @@ def test_a_resumed_training_goes_on_as_stock(tmp_path: Path) -> None:
     slow = (*ON, "--adaptra-emulate-link", "2-3:40ms")
     ours, before, after = interrupted(tmp_path / "ours", *slow)
     assert ours == interrupted(tmp_path / "stock")[0]
+    decided(f"a plan before the end: {before}", before[-1] != before[0])
     assert after[0] == before[-1]

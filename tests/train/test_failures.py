@@ -62,14 +62,6 @@ def test_a_killed_rank_is_named_with_the_op_and_all_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.cold
-def test_killing_the_demo_itself_leaves_no_process(tmp_path: Path) -> None:
-    with training(tmp_path) as process:
-        process.kill()
-        process.wait()
-    assert outliving(str(tmp_path)) == {}
-
-
-@pytest.mark.cold
 def test_interrupting_the_demo_reports_what_it_has(tmp_path: Path) -> None:
     with training(tmp_path, "--slow", "0-1:40ms@4..333") as process:
         process.send_signal(signal.SIGTERM)

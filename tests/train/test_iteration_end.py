@@ -27,7 +27,7 @@ pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
 def test_what_is_run_again_ends_as_stock(tmp_path: Path) -> None:
     flags = (
-        *DROPOUT, "--user-doubt", "0:8,1:9,3:9,2:13", "--timing-log-level", "1", "--log-interval",
+        *DROPOUT, "--user-doubt", "0:8,1:9,3:9,2:11", "--timing-log-level", "1", "--log-interval",
         "3", "--log-num-zeros-in-grad", "--save-interval", "8",
     )  # fmt: skip
     theirs, ours = stock(4, *flags), trained(tmp_path, 4, *flags, *ENDS)

@@ -101,10 +101,11 @@ def test_started_as_a_users_it_ends_with_0_and_leaves_no_process(folder: Path) -
     """With the plugin and without, which then imports nothing and says nothing."""
     out, early = folder / "two", ("--exit-interval", "7")
     ours = train_cold(out, 2, *early, "--adaptra", iterations=20)
-    theirs = train_cold(out, 2, *early, iterations=20)
+    theirs = train_cold(out, 1, *early, iterations=20)
     assert outliving(str(out)) == {}
     assert len(ours.plans) == len(ours.printed) == 7
-    assert ours.printed == theirs.printed == stock(2, *early, iterations=20).done.printed
+    for ranks, done in ((2, ours), (1, theirs)):
+        assert done.printed == stock(ranks, *early, iterations=20).done.printed
 
     modules = {"megatron_adaptra.adapt.leader", "megatron_adaptra.transport.gloo"}
     assert modules <= loaded(ours)

@@ -35,17 +35,17 @@ TRAINING = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
-ITERATIONS = 16
+ITERATIONS = 12
 # So long that what a busy machine adds to the ops is short beside it.
 SLOW = ("--adaptra", "--adaptra-emulate-link", "2-3:120ms")
 ENDS = ("--adaptra", "--adaptra-small-collectives", "on")
 DROPOUT = ("--attention-dropout", "0.1", "--hidden-dropout", "0.1")
 EVALUATION = ("--eval-interval", "5", "--eval-iters", "2")
-USUAL = (*DROPOUT, *EVALUATION, "--save-interval", "8")  # most cases: one stock run serves them
+USUAL = (*DROPOUT, *EVALUATION, "--save-interval", "6")  # most cases: one stock run serves them
 SCALED = (
-    "--fp16", "--initial-loss-scale", "65536", "--loss-scale-window", "6", "--hysteresis", "1",
+    "--fp16", "--initial-loss-scale", "65536", "--loss-scale-window", "3", "--hysteresis", "1",
 )  # fmt: skip
-OVERFLOWS = ("--user-overflow", "0:8,1:11,3:14,2:15")
+OVERFLOWS = ("--user-overflow", "0:5,1:7,3:10,2:11")
 HALF = ("--pipeline-model-parallel-size", "2")
 NUMBERS = re.compile(  # all but the time
     r"iteration +(\d+)/.*?consumed samples: +(\d+).*?learning rate: (\S+).*?lm loss: (\S+).*?"
@@ -111,9 +111,9 @@ class Done:
 def words_of(folder: Path, ranks: int, *flags: str, iterations: int) -> list[str]:
     """The script and its flags: a stage per rank, unless a flag says otherwise."""
     return [
-        str(SCRIPT), *FLAGS, "--num-layers", "4", "--pipeline-model-parallel-size", str(ranks),
-        "--global-batch-size", "12", "--train-iters", str(iterations),
-        "--user-flag", str(folder), *flags,
+        str(SCRIPT), *FLAGS, "--vocab-size", "255", "--num-layers", "4",
+        "--pipeline-model-parallel-size", str(ranks), "--global-batch-size", "12", "--train-iters",
+        str(iterations), "--user-flag", str(folder), *flags,
     ]  # fmt: skip
 
 

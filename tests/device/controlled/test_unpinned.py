@@ -166,3 +166,25 @@ def under_way(driver: Driver) -> None:
 
 def test_a_copy_that_is_under_way_is_waited_for() -> None:
     run(under_way)
+
+
+def in_turn(driver: Driver) -> None:
+    with two(driver) as (a, b):
+        driver.refuse_pinning(OUT_OF_MEMORY)  # so that a copy blocks who asks for it
+        there, here = a.open(piece=PIECE), b.open(piece=PIECE)
+        sent, got = [memory(1), memory(2)], [memory(0), memory(0)]
+        works = [here.irecv(got[i], 0, i) for i in (0, 1)]
+        go = driver.stop_copies("out", after=0)
+        with blocked(lambda: there.isend(sent[0], 1, 0)):
+            with blocked(lambda: there.isend(sent[1], 1, 1)):
+                copies = driver.calls("cuMemcpyDtoHAsync_v2")
+                go()
+        assert copies == 1, "the second message stands between pieces of the first one"
+        for work in works:
+            work.wait(PATIENCE)
+        there.close()
+        here.close()
+
+
+def test_pieces_of_two_threads_messages_stand_one_message_behind_the_other() -> None:
+    run(in_turn)

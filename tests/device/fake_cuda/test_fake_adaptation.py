@@ -105,9 +105,9 @@ def test_a_job_that_observes_leaves_messages_in_the_queue(tmp_path: Path) -> Non
     decided("what would be done is logged", any(INTO in one for one in would))
 
 
-def test_a_link_that_is_slow_three_times_is_hidden_each_time(tmp_path: Path) -> None:
+def test_a_link_that_is_slow_twice_is_hidden_each_time(tmp_path: Path) -> None:
     """Megatron's own messages are in use when it gets slow, and again when it has healed."""
-    at, iterations = (4, 16, 30, 42, 56, 68), 82
+    at, iterations = (4, 16, 30, 42), 56
     done = changing(
         tmp_path, links="0-1", at=at, iterations=iterations, queues=1, **{"kernel-us": 100}
     )

@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ENGINE, TESTS = ROOT / "csrc" / "rdma_offload", Path(__file__).parent
 COMPILER = os.environ.get("CXX", "c++")
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
 FLAGS += ["-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 SANITIZERS = {
     "thread": ["-fsanitize=thread"],

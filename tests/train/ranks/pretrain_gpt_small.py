@@ -20,7 +20,11 @@ from megatron.core import mpu
 from megatron.core.datasets import helpers_cpp  # noqa: F401  # else Megatron has to compile it
 from megatron.core.datasets import utils as dataset_utils
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import (
+    GPTDatasetConfig,
+    MockGPTDataset,
+    MockGPTLowLevelDataset,
+)
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -74,6 +78,7 @@ class NumberedDataset(MockGPTDataset):
 
 def datasets(counts: list[int], vp_stage: int | None = None) -> Any:
     args = get_args()
+    MockGPTLowLevelDataset.size = 1000  # documents; to shuffle 100,000 takes half of a start
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,

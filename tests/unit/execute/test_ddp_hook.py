@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from patience import PATIENCE
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._subclasses import FakeTensorMode
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from transport.ranks import run
+from zygote import Zygote
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ddp import _reduce, _State, all_reduce_hook
@@ -32,26 +30,23 @@ EXAMPLE = ROOT / "configs/examples/ddp_hook.py"
 TORCH_AT_EXIT = "terminate called without an active exception"
 
 
-def losses(*flags: str, ranks: int = 4) -> list[str]:
-    """Of the example, as a user starts it; it ends in silence."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", str(ranks), EXAMPLE, *flags],
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 0 or TORCH_AT_EXIT in done.stderr, done.stderr
-    assert "adaptra: no plan is changed" not in done.stderr, done.stderr
-    return re.findall(r"loss ([0-9.]+)", done.stdout)
+def losses(zygote, folder, *flags):
+    """Of the example, which ends in silence."""
+    done = zygote.run(folder, [str(EXAMPLE), "--late-ms", "5", *flags], ranks=4)
+    assert done.status == 0 or TORCH_AT_EXIT in done.text, done.text
+    assert "adaptra: no plan is changed" not in done.text, done.text
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.text)]
 
 
 @pytest.mark.long
-def test_the_example_trains_as_torch_does_up_to_the_order_of_summation():
+def test_the_example_trains_as_torch_does_up_to_the_order_of_summation(tmp_path):
     """By a plan, and with one that is to be found."""
-    native = losses("--native", "--late-ms", "5")
+    with Zygote(megatron=False) as made:
+        native, *ours = (losses(made, tmp_path, *flags) for flags in (["--native"], [], ["--auto"]))
     assert len(native) == 10
-    for ours in (losses("--late-ms", "5"), losses("--auto", "--late-ms", "5")):
-        assert [*map(float, ours)] == pytest.approx([*map(float, native)], rel=1e-5)
-        assert float(ours[-1]) < float(ours[0])
+    for one in ours:
+        assert one == pytest.approx(native, rel=1e-5)
+        assert one[-1] < one[0]
 
 
 def gradients(me, cases):
