@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from commands import SMALL, process, strict, without_matplotlib
 from pages import SVG, page, png_size, titles, words
-from timelines import timeline_of
+from read_timeline import timeline_of
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.base.files import MARKER

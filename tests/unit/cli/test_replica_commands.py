@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from pages import page, titles, words
-from timelines import timeline_of
+from read_timeline import timeline_of
 
 from megatron_adaptra.cli.job import job_of
 from megatron_adaptra.cli.main import _parser

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 from pages import page, words
+from read_timeline import timeline_of
 from test_replica_commands import rows
-from timelines import timeline_of
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.sync import parse_sync

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import replica_conditions, replica_schedules, schedules
-from timelines import timeline_of
+from read_timeline import timeline_of
 
 from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState

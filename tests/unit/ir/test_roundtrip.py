@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, ops, schedules, seconds
-from timelines import timeline_of
+from read_timeline import timeline_of
 
 from benchmarks.common import both_ways
 from megatron_adaptra.base.errors import BadInput
