@@ -17,11 +17,13 @@ Answer = TypeVar("Answer")
 class KeyValueStore:
     """A key-value store reads and writes keys with a `prefix` in the store that `connect` gives.
 
-    A connection that fails is renewed: it may be idle for days, after which firewalls drop it.
+    The first request opens the connection. One that fails is renewed: it may be idle for days,
+    after which firewalls drop it.
     """
 
     def __init__(self, prefix: str, connect: Callable[[], Any] = store_connection) -> None:
-        self._connect, self._store = connect, connect()
+        self._connect = connect
+        self._store: Any = None
         self._prefix, self._open = prefix, True
         self._busy = threading.Lock()  # one request at a time: those that hang do not add up
 
@@ -97,8 +99,9 @@ class KeyValueStore:
         def run() -> None:
             try:
                 with contextlib.suppress(Exception):
-                    found.append(act())
-                    return
+                    if self._store is not None:
+                        found.append(act())
+                        return
                 with contextlib.suppress(Exception):
                     if self._open:
                         self._store = self._connect()

@@ -33,8 +33,8 @@ class ReductionReport:
     seconds: float | None = None
     period: float | None = None
     between: float | None = None
-    queued: float | None = None
     buffers: Buffers = Buffers()
+    queued: float | None = None
 
     @property
     def exposed(self) -> float | None:
