@@ -111,9 +111,7 @@ class PipelineDiagnosis:
         now: dict[Hashable, Finding] = {}
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
-        alone = {worker: report.of_ops_alone() for worker, report in rows.items()}
-        if estimator.shared_cores:
-            alone = {worker: never_queued(report) for worker, report in alone.items()}
+        alone = {worker: never_queued(report.of_ops_alone()) for worker, report in rows.items()}
         now |= self._workers.update(iteration, alone, self._waits, self._more)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)

@@ -39,6 +39,7 @@ def losses(zygote, folder, *flags):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_the_example_trains_as_torch_does_up_to_the_order_of_summation(tmp_path):
     """By a plan, and with one that is to be found."""
     with Zygote(megatron=False) as made:
