@@ -10,7 +10,7 @@ from statistics import median
 from megatron_adaptra.diagnose.watch import KEPT_SAMPLES, MostlyWatch, Sight
 
 LOOKED_AT, MOST = 4, 3  # iterations that are looked at, and how many of them have to agree
-SLOW = 1.4
+SLOW = 1.5
 
 
 class OwnPast:
