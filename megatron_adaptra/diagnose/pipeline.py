@@ -112,14 +112,14 @@ class PipelineDiagnosis:
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
         alone = {worker: never_queued(report.of_ops_alone()) for worker, report in rows.items()}
-        now |= self._workers.update(iteration, alone, self._waits, self._more)
+        now |= self._workers.update(iteration, alone, self._queue)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
         if self._shows is not None:  # later: who compares them knows by then what is found here
             walls = {worker: report.wall for worker, report in alone.items()}
-            hosts = enumerate(worker.host for worker in self._places.workers)
-            waits = {worker: self._queues[host].typical for worker, host in hosts}
+            workers = range(len(self._places.workers))
+            waits = {worker: self._queue(worker).typical for worker in workers}
             self._shows(StageTimes(iteration, max(took, default=None), walls, waits))
 
     def answers(self, change: Subjects) -> list[str]:
@@ -203,7 +203,8 @@ class PipelineDiagnosis:
             if report.loading is None or not report.seconds:
                 continue
             watch = self._loaders.setdefault(worker, MostlyWatch(LOOKED_AT, MOST, 0.0))
-            seconds = (1 + self._waits(worker)) * report.seconds  # on a busy host all takes longer
+            # On a busy host all takes longer.
+            seconds = (1 + self._queue(worker).typical) * report.seconds
             watch.update(iteration - 1, report.loading, LOADING * seconds, LOADING_WELL * seconds)
         found: dict[Hashable, Finding] = {}
         for worker, watch in self._loaders.items():
@@ -225,13 +226,9 @@ class PipelineDiagnosis:
         places = tuple(map(self._places.at, watch.workers))
         return {"garbage": _seen(GARBAGE, places, sight, watch.busy is None)}
 
-    def _waits(self, worker: int) -> float:
-        """Return what ops on the host of a `worker` wait for a core, per second they compute."""
-        return self._queues[self._places.workers[worker].host].typical
-
-    def _more(self, worker: int) -> float:
-        """Return what ops on the host of a `worker` wait beyond what is normal there."""
-        return self._queues[self._places.workers[worker].host].more
+    def _queue(self, worker: int) -> Queue:
+        """Return the queue for cores on the host of a `worker`."""
+        return self._queues[self._places.workers[worker].host]
 
     def _of_hosts(self, iteration: int, rows: Mapping[int, StageReport]) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}

@@ -31,7 +31,7 @@ TORCH_AT_EXIT = "terminate called without an active exception"
 
 
 def losses(zygote, folder, *flags):
-    """Of the example, which ends in silence."""
+    """Train the example, which ends in silence; return its losses."""
     done = zygote.run(folder, [str(EXAMPLE), "--late-ms", "5", *flags], ranks=4)
     assert done.status == 0 or TORCH_AT_EXIT in done.text, done.text
     assert "adaptra: no plan is changed" not in done.text, done.text
