@@ -20,6 +20,7 @@ from forks import processes
 from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 
+from megatron_adaptra.base import waits
 from megatron_adaptra.emulate.links import LinkEmulator
 from megatron_adaptra.emulate.rules import parse_rules
 from megatron_adaptra.transport.base import Transport
@@ -106,7 +107,10 @@ class Processes:
         self._pipes, self._processes = [], []
         for rank in range(ranks):
             mine, theirs = context.Pipe(duplex=False)
-            job = (theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules), kind)
+            job = (
+                theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules), kind,
+                waits.STORE,
+            )  # fmt: skip
             process = context.Process(target=_process, args=job, daemon=True)
             process.start()
             theirs.close()
@@ -149,9 +153,10 @@ class Processes:
 
 def _process(
     pipe: Any, body: Body, args: Any, rank: int, ranks: int, port: int, barrier: Any, rules: Any,
-    kind: str,
+    kind: str, store_seconds: float,
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
+    waits.STORE = store_seconds  # as long as the test's own process waits
     try:
         store = dist.TCPStore("127.0.0.1", port, None, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
