@@ -27,10 +27,6 @@ VERSION = 1
 ROWS = 64  # replicas that rank 0 compares in one iteration: some milliseconds of a thread
 KEPT = 8  # iterations that a leader shows at once: rank 0 looks a few times a second
 LAG = 6  # iterations for which rank 0 waits for a replica's row: one may be lost, or dead
-# Times as long as the same stage elsewhere: hosts of one job differ by a tenth or two in clocks,
-# memory and placement without any fault.
-LEAST = 1.5
-HELD = 3  # iterations in a row that show it: a leader finds the same from its own past by then
 _SKIPS = 256  # iterations, at most, in which nothing is shown after the store has not answered
 
 Show = Callable[[str, str], bool]
@@ -42,7 +38,7 @@ class StageTimes:
     """A StageTimes holds an `iteration` of one pipeline, by stage.
 
     `seconds`: of the iteration before; None if not known. `walls`: seconds by kind of op, as in a
-    StageReport. `waits`: what ops on its host wait for a core, per second that they compute.
+    StageReport. `waits`: see Queue.more, of its host.
     """
 
     iteration: int
@@ -123,7 +119,7 @@ class Across:
         self._stages, turns = len(places[0]), turns_of(len(places))
         replicas = range(len(places))
         self._groups = [replicas[turn::turns] for turn in range(turns)]
-        self._beside = [BesideOthers(self._stages, len(g), LEAST) for g in self._groups]
+        self._beside = [BesideOthers(self._stages, len(g)) for g in self._groups]
         self._texts: dict[int, str] = {}  # by replica, as read last
         self._rows: dict[int, dict[int, StageTimes]] = {}  # by iteration and replica
         self._silent: set[int] = set()  # replicas that rank 0 does not wait for
@@ -211,7 +207,6 @@ class Across:
             stage: beside.slow[first + stage]
             for stage in range(self._stages)
             if first + stage in beside.slow
-            and (beside.held[first + stage] >= HELD or {whole, (replica, stage)} & open_)
         }
         found: dict[_Subject, Finding] = {}
         # Its stages do not recover in the same iteration: it is one finding until all have.

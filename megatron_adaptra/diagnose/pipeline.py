@@ -119,7 +119,7 @@ class PipelineDiagnosis:
         if self._shows is not None:  # later: who compares them knows by then what is found here
             walls = {worker: report.wall for worker, report in alone.items()}
             workers = range(len(self._places.workers))
-            waits = {worker: self._queue(worker).typical for worker in workers}
+            waits = {worker: self._queue(worker).more for worker in workers}
             self._shows(StageTimes(iteration, max(took, default=None), walls, waits))
 
     def answers(self, change: Subjects) -> list[str]:

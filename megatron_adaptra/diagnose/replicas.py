@@ -11,11 +11,6 @@ from megatron_adaptra.diagnose.finding import REPLICA, Finding, Place
 from megatron_adaptra.diagnose.watch import Sight
 from megatron_adaptra.measure.replica_speed import ReplicaRow, ReplicaSpeeds
 
-# Times as long as others, and in how many iterations in a row that is to show: more for less. Where
-# microbatches differ by 12 % from one iteration to the next, of 400 simulated healthy runs of 60
-# iterations one had a finding, none by less noise. Meanwhile a leader finds which worker it is.
-LEAST, HELD = 1.4, 3
-CLEAR, HELD_CLEAR = 1.7, 2
 EXPLAINED = 8  # iterations for which a finding that is closed explains a replica that is slow still
 _KIND = "microbatch"
 
@@ -44,7 +39,7 @@ class ReplicaDiagnosis:
         self, places: Places, book: FindingBook, explains: Callable[[int], tuple[str, ...]]
     ) -> None:
         self._places, self._book, self._explains = places, book, explains
-        self._beside = BesideOthers(1, len(places), LEAST)
+        self._beside = BesideOthers(1, len(places))
         self._explained: dict[int, int] = {}  # by replica, the last iteration in which it was so
         self._search = Search("who of the replicas is slow", book)
 
@@ -73,8 +68,7 @@ class ReplicaDiagnosis:
                 self._explained[replica] = row.iteration
             known = bool(self._book.ids([replica]))
             explained = row.iteration - self._explained.get(replica, -EXPLAINED) < EXPLAINED
-            held = HELD_CLEAR if sight.now >= CLEAR else HELD
-            new = self._beside.held[replica] >= held and not explained and not speeds.moves
+            new = not explained and not speeds.moves
             # What depends on counts, and what does not, is not known well enough to accuse another.
             new = new and len(set(row.microbatches)) == 1
             if known or new:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import NamedTuple
 
@@ -13,6 +15,10 @@ RECENT_SAMPLES = 5  # whose median counts
 BUSY_SHARE, CALM_SHARE = 1.0, 0.7  # of the time that ops compute: what they wait for a core
 BUSY_TIMES = 2.0  # as much as normally, from which on a host is busy
 KEPT_SAMPLES = 16  # in which the first one of a change is looked for
+# Times as long as usual, from which on a worker is slow. Cores of one machine alone make it 1.45
+# times for seconds; hosts of one job differ by a tenth or two without any fault.
+SLOW = 1.5
+LOOKED_AT, MOST = 4, 3  # iterations that are looked at, and how many of them have to agree
 
 
 class Sight(NamedTuple):
@@ -129,10 +135,41 @@ class MostlyWatch:
             before = self.slow.now
             self.slow, self.well = None, Sight(now, normal, *self._samples.since(before, now))
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self._last.clear()
-        self.slow = None
+
+class SlowOnes:
+    """A SlowOnes follows, by number, how many times as long as usual workers or stages take.
+
+    Args:
+        looked_at, most: see MostlyWatch.
+
+    `slow`: the Sights of those that are slow. `well`: of those that prove well in this iteration.
+    """
+
+    def __init__(self, looked_at: int = LOOKED_AT, most: int = MOST) -> None:
+        self.slow: dict[int, Sight] = {}
+        self.well: dict[int, Sight] = {}
+        self._looked_at, self._most = looked_at, most
+        self._watches: dict[int, MostlyWatch] = {}
+
+    def _follow(
+        self, iteration: int, times: Mapping[int, float], least: Callable[[int], float]
+    ) -> None:
+        """Take how many `times` as long as usual each took in an `iteration`.
+
+        `least`: returns from how many times on it is slow; half of the way back it is well.
+        """
+        for number, value in times.items():
+            watch = self._watches.get(number)
+            if watch is None:
+                watch = self._watches[number] = MostlyWatch(self._looked_at, self._most, 1.0)
+            watch.update(iteration, value, least(number), math.sqrt(least(number)))
+        self.slow = {n: watch.slow for n, watch in self._watches.items() if watch.slow}
+        self.well = {n: well for n in times if (well := self._watches[n].well)}
+
+    def forget(self, number: int) -> None:
+        """Begin anew with a `number`."""
+        self._watches.pop(number, None)
+        self.slow.pop(number, None)
 
 
 class Queue:

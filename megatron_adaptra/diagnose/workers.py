@@ -10,7 +10,6 @@ from megatron_adaptra.diagnose.finding import STAGE, WORKER, Finding, Places
 from megatron_adaptra.diagnose.past import OwnPast
 from megatron_adaptra.diagnose.watch import Queue, Sight
 from megatron_adaptra.measure.report import StageReport
-from megatron_adaptra.measure.slow_workers import SLOW
 
 Seconds = Mapping[str, float]
 Sights = Mapping[int, Sight]
@@ -25,7 +24,7 @@ class WorkerDiagnosis:
 
     def __init__(self, places: Places, stages: int, replicas: int) -> None:
         self._places, self._stages, self._replicas = places, stages, replicas
-        self._peers = BesideOthers(stages, replicas, SLOW) if replicas > 1 else None
+        self._peers = BesideOthers(stages, replicas, leaders=False) if replicas > 1 else None
         self._past = OwnPast(stages)
         self._alike = AlikeStages(stages)
 
@@ -48,7 +47,7 @@ class WorkerDiagnosis:
         self._alike.update(iteration, took, layers, most)
         if self._peers is None:
             return self._stage_findings(WORKER)
-        self._peers.update(iteration, walls, lambda worker: queue(worker).typical)
+        self._peers.update(iteration, walls, lambda worker: queue(worker).more)
         slow, well = self._peers.slow, self._peers.well
         found = self._findings(slow, well, WORKER, {worker: (worker,) for worker in walls | slow})
         if self._stages > 1:  # what all stages share is no stage's, and here is one

@@ -11,11 +11,12 @@ from diagnose.kept import Kept, places
 from measure.workers import jittery
 from seeding import new_seed
 
-from megatron_adaptra.diagnose.across import HELD, KEPT, LAG, ROWS, Across, Shown, StageTimes
+from megatron_adaptra.diagnose.across import KEPT, LAG, ROWS, Across, Shown, StageTimes
 from megatron_adaptra.diagnose.finding import HOST, LATE, LINK, REPLICA, WORKER, Finding, Place
+from megatron_adaptra.diagnose.watch import LOOKED_AT
 from megatron_adaptra.measure.report import BadMessage
 
-FOUND = HELD + 4  # iterations: from the start a chart waits for three that agree, and once more
+FOUND = LOOKED_AT + 1  # iterations, also from the start
 
 
 class Replicas:
