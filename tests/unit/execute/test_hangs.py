@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from transport.ranks import Processes, until
 
+from megatron_adaptra.base import waits
 from megatron_adaptra.execute.blocked import blocked
 from megatron_adaptra.execute.failure_log import FailureLog
 from megatron_adaptra.execute.hang_watch import HangWatch, in_front
@@ -216,7 +217,8 @@ def hangs_without_store(me, folder):
     watch.close()
 
 
-def test_without_the_store_a_rank_names_what_it_knows_alone(tmp_path):
+def test_without_the_store_a_rank_names_what_it_knows_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(waits, "STORE", 1.0)  # of the ranks, too
     with Processes(hangs_without_store, tmp_path, ranks=1) as processes:
         assert processes.reported(0) == "ready"
         processes.drop_store()

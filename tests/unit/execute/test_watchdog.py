@@ -236,7 +236,8 @@ def _reaches_store() -> bool:
 
 
 @pytest.mark.long
-def test_the_failure_log_outlives_its_store():
+def test_the_failure_log_outlives_its_store(monkeypatch):
+    monkeypatch.setattr(waits, "STORE", 1.0)  # of the ranks, too
     with Processes(outlives_the_store, ranks=1) as processes:
         assert processes.reported(0) == "ready"
         processes.drop_store()
