@@ -84,6 +84,7 @@ class PipelineDiagnosis:
         for number, worker in enumerate(workers):
             self._hosts.setdefault(worker.host, []).append(number)
         self._queues = {host: Queue() for host in self._hosts}
+        self._own = [Queue() for _ in workers]
         self._search = Search("who is slow", book)
 
     def update(
@@ -112,14 +113,14 @@ class PipelineDiagnosis:
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
         alone = {worker: never_queued(report.of_ops_alone()) for worker, report in rows.items()}
-        now |= self._workers.update(iteration, alone, self._queue)
+        now |= self._workers.update(iteration, alone, self._more)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
         if self._shows is not None:  # later: who compares them knows by then what is found here
             walls = {worker: report.wall for worker, report in alone.items()}
             workers = range(len(self._places.workers))
-            waits = {worker: self._queue(worker).more for worker in workers}
+            waits = {worker: self._more(worker) for worker in workers}
             self._shows(StageTimes(iteration, max(took, default=None), walls, waits))
 
     def answers(self, change: Subjects) -> list[str]:
@@ -230,14 +231,23 @@ class PipelineDiagnosis:
         """Return the queue for cores on the host of a `worker`."""
         return self._queues[self._places.workers[worker].host]
 
+    def _more(self, worker: int) -> float:
+        """Return what ops of a `worker` wait for cores beyond what is normal there, or on its host.
+
+        Those that take turns on a core compute longer, too: each finds its caches emptied.
+        """
+        return max(self._own[worker].more, self._queue(worker).more)
+
     def _of_hosts(self, iteration: int, rows: Mapping[int, StageReport]) -> dict[Hashable, Finding]:
         found: dict[Hashable, Finding] = {}
+        shares = {worker: queue_share(report) for worker, report in rows.items()}
+        known = {worker: share for worker, share in shares.items() if share is not None}
+        for worker, share in known.items():
+            self._own[worker].update(iteration, share)
         for host, queue in self._queues.items():
             here = self._hosts[host]
-            shares = [queue_share(rows[w]) for w in here if w in rows]
-            known = [share for share in shares if share is not None]
-            if known:
-                queue.update(iteration, median(known))
+            if each := [known[worker] for worker in here if worker in known]:
+                queue.update(iteration, median(each))
             sight = queue.busy or queue.over
             if sight is not None:
                 places = tuple(self._places.at(worker) for worker in here)

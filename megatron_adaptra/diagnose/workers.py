@@ -8,7 +8,7 @@ from megatron_adaptra.diagnose.alike import AlikeStages
 from megatron_adaptra.diagnose.beside import BesideOthers
 from megatron_adaptra.diagnose.finding import STAGE, WORKER, Finding, Places
 from megatron_adaptra.diagnose.past import OwnPast
-from megatron_adaptra.diagnose.watch import Queue, Sight
+from megatron_adaptra.diagnose.watch import Sight
 from megatron_adaptra.measure.report import StageReport
 
 Seconds = Mapping[str, float]
@@ -29,25 +29,25 @@ class WorkerDiagnosis:
         self._alike = AlikeStages(stages)
 
     def update(
-        self, iteration: int, rows: Mapping[int, StageReport], queue: Callable[[int], Queue]
+        self, iteration: int, rows: Mapping[int, StageReport], more: Callable[[int], float]
     ) -> dict[Hashable, Finding]:
         """Take the reports of an `iteration`, by worker.
 
-        `queue`: returns the queue for cores on a worker's host.
+        `more`: returns what ops of a worker wait for cores beyond what is normal, see Queue.
         """
         walls = {worker: report.wall for worker, report in rows.items()}
         took = self._fastest(walls)
         workers = {stage: self._of(stage) for stage in range(self._stages)}
 
         def most(stage: int) -> float:
-            return max(queue(worker).more for worker in workers[stage])
+            return max(more(worker) for worker in workers[stage])
 
         self._past.update(iteration, took, most)
         layers = {stage: rows[workers[stage][0]].layers for stage in took}
         self._alike.update(iteration, took, layers, most)
         if self._peers is None:
             return self._stage_findings(WORKER)
-        self._peers.update(iteration, walls, lambda worker: queue(worker).more)
+        self._peers.update(iteration, walls, more)
         slow, well = self._peers.slow, self._peers.well
         found = self._findings(slow, well, WORKER, {worker: (worker,) for worker in walls | slow})
         if self._stages > 1:  # what all stages share is no stage's, and here is one

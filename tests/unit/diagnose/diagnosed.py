@@ -16,14 +16,17 @@ from megatron_adaptra.measure.report import StageReport
 class Diagnosed:
     """A diagnosed training keeps the `lines` and `events` of the `job` that it watches.
 
-    `change`: makes of an iteration's number and a report the one that the diagnosis gets.
+    `each`: workers of a host. `change`: makes of an iteration's number and a report the one that
+    the diagnosis gets.
     """
 
-    def __init__(self, job: FedJob[Any, Any], workers: int, replicas: int = 1) -> None:
+    def __init__(
+        self, job: FedJob[Any, Any], workers: int, replicas: int = 1, each: int = 1
+    ) -> None:
         self.lines: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.change: Callable[[int, StageReport], StageReport] = lambda _, report: report
-        places = [Worker(10 + worker, f"host{worker}") for worker in range(workers)]
+        places = [Worker(10 + worker, f"host{worker // each}") for worker in range(workers)]
         book = FindingBook(10, self._say)
         replica = 0 if replicas > 1 else None
         self.diagnosis = PipelineDiagnosis(places, replicas, replica, book)

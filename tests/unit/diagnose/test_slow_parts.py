@@ -19,13 +19,11 @@ SEEDS = range(3)
 TOOK = 1.0  # seconds of an iteration
 
 
-def found(
-    change: Callable[[int, StageReport], StageReport], length: int = END + AFTER
-) -> Diagnosed:
+def found(change: Callable[[int, StageReport], StageReport], each: int = 1) -> Diagnosed:
     job = hand_fed.Job(hand_fed.Truth(wire=1 * MS))
-    seen = Diagnosed(job, hand_fed.STAGES)
+    seen = Diagnosed(job, hand_fed.STAGES, each=each)
     seen.change = change
-    job.train(length)
+    job.train(END + AFTER)
     return seen
 
 
@@ -134,6 +132,22 @@ def test_a_worker_slow_from_the_start_is_found_by_stages_with_its_layers(
     assert opened[3] <= 1
     assert closed == ("closed", "slow worker", [10 + worker], opened[3], END)
     assert seen.events[0]["takes"] == pytest.approx(factor, rel=0.15)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_ops_that_take_turns_on_a_core_make_no_slow_worker(share: float) -> None:
+    """As long as they wait for it, too; other workers of the host do not."""
+
+    def change(iteration: int, report: StageReport) -> StageReport:
+        late = report.worker == 1 and BEGIN <= iteration < END
+        cpu = {kind: (1.7 if late else 1.0) * seconds for kind, seconds in report.wall.items()}
+        queued = {kind: late * share * seconds for kind, seconds in cpu.items()}
+        wall = {kind: seconds + queued[kind] for kind, seconds in cpu.items()}
+        idle = dict.fromkeys(cpu, 0.0)
+        return replace(report, wall=wall, cpu=cpu, queued=queued, idle=idle, alone={})
+
+    named = [event["what"] for event in found(change, each=4).events if event["state"] == "opened"]
+    assert named == ([] if share else ["slow worker"])
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
