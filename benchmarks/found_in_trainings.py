@@ -49,7 +49,7 @@ from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 PROGRAMS = ROOT / "tests" / "train" / "ranks"
 PROGRAM, SLOW_PARTS = PROGRAMS / "pretrain_gpt_small.py", PROGRAMS / "slow_parts_pretrain.py"
 # Iterations: to the first case, of one, between two, at the end.
-FIRST, SLOW, WELL, LAST = 24, 14, 26, 8
+FIRST, SLOW, WELL, LAST = 24, 14, 26, 26
 IN_TIME = 4  # iterations until it is found
 HEALTHY = "nothing"
 CORES = sorted(os.sched_getaffinity(0))

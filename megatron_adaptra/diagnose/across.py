@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from megatron_adaptra.base.errors import BadMessage
@@ -190,31 +189,28 @@ class Across:
         beside.update(iteration, walls, lambda worker: waits.get(worker, 0.0))
         now = {s: found for s, found in self._known.items() if s[0] not in group}
         for place, replica in enumerate(group):
-            now |= self._of_replica(iteration, replica, place * stages, beside)
+            now |= self._of_replica(iteration, replica, place, beside)
         self._book.update(iteration, dict(now.items()))
         self._known = {s: found for s, found in now.items() if found.until is None}
 
     def _of_replica(
-        self, iteration: int, replica: int, first: int, beside: BesideOthers
+        self, iteration: int, replica: int, place: int, beside: BesideOthers
     ) -> dict[_Subject, Finding]:
         """Return what is slow in a `replica`, and what is so no more.
 
-        `first`: number of its first stage in `beside`.
+        `place`: its number in `beside`.
         """
+        first = place * self._stages
         whole, each = (replica, None), [(replica, stage) for stage in range(self._stages)]
         open_ = self._known.keys() & {whole, *each}
-        slow = {
-            stage: beside.slow[first + stage]
-            for stage in range(self._stages)
-            if first + stage in beside.slow
-        }
         found: dict[_Subject, Finding] = {}
-        # Its stages do not recover in the same iteration: it is one finding until all have.
-        if len(slow) == self._stages or (slow and whole in open_):
-            one = slow_replica(self._places[replica], _middle(list(slow.values())))
+        if place in beside.whole:
+            one = slow_replica(self._places[replica], beside.whole[place])
             found[whole] = replace(one, covers=frozenset(each))
         else:
-            found |= {(replica, stage): self._worker(replica, stage, slow[stage]) for stage in slow}
+            for stage in range(self._stages):
+                if (sight := beside.slow.get(first + stage)) is not None:
+                    found[replica, stage] = self._worker(replica, stage, sight)
         for subject in open_ - found.keys():
             if whole not in found:  # else it is a part of that
                 own = range(self._stages) if subject[1] is None else [subject[1]]
@@ -228,11 +224,3 @@ class Across:
             WORKER, (self._places[replica][stage],), sight.since, sight.now, 1.0, sight.agree,
             sight.samples, beside="the same stage of other replicas",
         )  # fmt: skip
-
-
-def _middle(sights: Sequence[Sight]) -> Sight:
-    """Return one sight for all `sights`, which are of the stages of one replica."""
-    return Sight(
-        median(one.now for one in sights), 1.0, max(one.since for one in sights),
-        min(one.agree for one in sights), min(one.samples for one in sights),
-    )  # fmt: skip

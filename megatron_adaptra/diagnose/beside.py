@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import ParamSpec
 
 from megatron_adaptra.base.log import GOES_ON, log_line
 from megatron_adaptra.diagnose.book import FindingBook
-from megatron_adaptra.diagnose.watch import LOOKED_AT, MOST, SLOW, SlowOnes
+from megatron_adaptra.diagnose.watch import LOOKED_AT, MOST, SLOW, Sight, SlowOnes
 from megatron_adaptra.measure.slow_workers import SlowWorkers
 
 P = ParamSpec("P")
@@ -41,10 +42,17 @@ class BesideOthers(SlowOnes):
     Args:
         stages, replicas: see SlowWorkers.
         leaders: whether leaders look at the same workers, and come first: one iteration more.
+
+    `whole`: one Sight for all stages of a replica that is slow as a whole, by replica. Its stages
+    do not recover in the same iteration: it stays so until all have. `whole_again`: of those that
+    prove well in this iteration.
     """
 
     def __init__(self, stages: int, replicas: int, *, leaders: bool = True) -> None:
         super().__init__(LOOKED_AT + leaders, MOST + leaders)
+        self.whole: dict[int, Sight] = {}
+        self.whole_again: dict[int, Sight] = {}
+        self._each = [range(first, first + stages) for first in range(0, stages * replicas, stages)]
         self._workers = SlowWorkers(stages, replicas)
         self._groups = [range(s, stages * replicas, stages) for s in range(stages)]
 
@@ -65,3 +73,19 @@ class BesideOthers(SlowOnes):
             shared = max(0.0, min(logs.get(worker, 0.0) for worker in group))
             times |= {w: math.exp(logs[w] - shared) for w in group if w in logs}
         self._follow(iteration, times, lambda worker: SLOW * (1 + more(worker)))
+        before, self.whole, self.whole_again = self.whole, {}, {}
+        for replica, workers in enumerate(self._each):
+            slow = [self.slow[worker] for worker in workers if worker in self.slow]
+            well = [self.well[worker] for worker in workers if worker in self.well]
+            if len(slow) == len(workers) or (slow and replica in before):
+                self.whole[replica] = _middle(slow)
+            elif well and replica in before:
+                self.whole_again[replica] = _middle(well)
+
+
+def _middle(sights: Sequence[Sight]) -> Sight:
+    """Return one sight for all `sights`, which are of the stages of one replica."""
+    return Sight(
+        median(one.now for one in sights), 1.0, max(one.since for one in sights),
+        min(one.agree for one in sights), min(one.samples for one in sights),
+    )  # fmt: skip

@@ -16,6 +16,8 @@ from megatron_adaptra.diagnose.finding import (
     LINK,
     LOADER,
     PORT,
+    REPLICA,
+    STAGE,
     THIN_LINK,
     Finding,
     Place,
@@ -23,7 +25,7 @@ from megatron_adaptra.diagnose.finding import (
     Worker,
 )
 from megatron_adaptra.diagnose.garbage import GarbageWatch
-from megatron_adaptra.diagnose.watch import LinkWatch, MostlyWatch, Queue, Sight
+from megatron_adaptra.diagnose.watch import KEPT_SAMPLES, LinkWatch, MostlyWatch, Queue, Sight
 from megatron_adaptra.diagnose.workers import WorkerDiagnosis
 from megatron_adaptra.measure.core_use import never_queued, queue_share
 from megatron_adaptra.measure.estimate import Estimator
@@ -84,7 +86,7 @@ class PipelineDiagnosis:
         for number, worker in enumerate(workers):
             self._hosts.setdefault(worker.host, []).append(number)
         self._queues = {host: Queue() for host in self._hosts}
-        self._own = [Queue() for _ in workers]
+        self._own = [Queue(KEPT_SAMPLES) for _ in workers]  # the first ones of a rank are restless
         self._search = Search("who is slow", book)
 
     def update(
@@ -127,7 +129,11 @@ class PipelineDiagnosis:
         """Return the names of the open findings that a `change` is for."""
         ends = sorted({end for link in change.links for end in link})
         ports = [("port", worker) for worker in ends]
-        return self.book.ids([*map(frozenset, change.links), *change.workers, *ports])
+        wider = {(REPLICA, worker // self._stages) for worker in change.workers}
+        wider |= {(STAGE, worker % self._stages) for worker in change.workers}
+        return self.book.ids(
+            [*map(frozenset, change.links), *change.workers, *sorted(wider), *ports]
+        )
 
     def _of_links(
         self, iteration: int, estimator: Estimator | ReplicaEstimator

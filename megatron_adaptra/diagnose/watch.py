@@ -175,14 +175,16 @@ class SlowOnes:
 class Queue:
     """A queue follows how long the ops on one host wait for a core, per second that they compute.
 
+    `first`: so many iterations show what is normal.
+
     `busy`: a Sight while they wait clearly longer than normally; else None. `over`: a Sight in the
     iteration in which that has ended; else None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = BASELINE_SAMPLES) -> None:
         self.busy: Sight | None = None
         self.over: Sight | None = None
-        self._first: list[float] = []
+        self._baseline, self._first = first, list[float]()
         self._samples = Samples()
         self._recent: deque[float] = deque(maxlen=RECENT_SAMPLES)
 
@@ -193,16 +195,20 @@ class Queue:
 
     @property
     def more(self) -> float:
-        """The share by which `typical` is above normal, per second of a normal op with its wait."""
+        """The share above normal, per second of a normal op with its wait.
+
+        `typical` counts, or what the last iteration has: a change shows there first.
+        """
         normal = median(self._first) if self._first else 0.0
-        return max(0.0, (self.typical - normal) / (1 + normal))
+        share = max(self.typical, self._recent[-1]) if self._recent else 0.0
+        return max(0.0, (share - normal) / (1 + normal))
 
     def update(self, iteration: int, share: float) -> None:
         """Take the `share` of an `iteration`."""
         self.over = None
         self._samples.add(iteration, share)
         self._recent.append(share)
-        if len(self._first) < BASELINE_SAMPLES:
+        if len(self._first) < self._baseline:
             self._first.append(share)
             return
         normal, now = median(self._first), self.typical

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 from megatron_adaptra.diagnose.alike import AlikeStages
 from megatron_adaptra.diagnose.beside import BesideOthers
-from megatron_adaptra.diagnose.finding import STAGE, WORKER, Finding, Places
+from megatron_adaptra.diagnose.finding import REPLICA, STAGE, WORKER, Finding, Places
 from megatron_adaptra.diagnose.past import OwnPast
 from megatron_adaptra.diagnose.watch import Sight
 from megatron_adaptra.measure.report import StageReport
@@ -18,8 +18,9 @@ Sights = Mapping[int, Sight]
 class WorkerDiagnosis:
     """A diagnosis finds slow workers, at `places`, of so many `stages` and `replicas`.
 
-    Workers of several replicas are compared with each other. A whole stage is found to be slow as a
-    single worker is: by its past, and by other stages with the same layers.
+    Workers of several replicas are compared with each other. A replica all of whose workers are
+    slow is one finding. A whole stage is found to be slow as a single worker is: by its past, and
+    by other stages with the same layers.
     """
 
     def __init__(self, places: Places, stages: int, replicas: int) -> None:
@@ -51,7 +52,9 @@ class WorkerDiagnosis:
         slow, well = self._peers.slow, self._peers.well
         found = self._findings(slow, well, WORKER, {worker: (worker,) for worker in walls | slow})
         if self._stages > 1:  # what all stages share is no stage's, and here is one
-            for subject, finding in self._stage_findings(STAGE).items():
+            where = {replica: self._at(replica) for replica in range(self._replicas)}
+            whole = self._findings(self._peers.whole, self._peers.whole_again, REPLICA, where)
+            for subject, finding in {**whole, **self._stage_findings(STAGE)}.items():
                 found = {s: one for s, one in found.items() if s not in finding.covers}
                 found[subject] = finding
         return found
@@ -76,9 +79,10 @@ class WorkerDiagnosis:
                     kind, tuple(map(self._places.at, workers)), -1 if over else sight.since,
                     sight.now, sight.normal, sight.agree, sight.samples,
                     until=sight.since if over else None,
-                    covers=frozenset(workers) if kind == STAGE else frozenset(),
+                    beside="in the others" if kind == REPLICA else "normally",
+                    covers=frozenset() if kind == WORKER else frozenset(workers),
                 )  # fmt: skip
-                found[("stage", one) if kind == STAGE else one] = finding
+                found[one if kind == WORKER else (kind, one)] = finding
         return found
 
     def _fastest(self, walls: Mapping[int, Seconds]) -> dict[int, float]:
@@ -88,6 +92,10 @@ class WorkerDiagnosis:
             for stage in range(self._stages)
         }
         return {stage: min(seconds) for stage, seconds in each.items() if all(seconds)}
+
+    def _at(self, replica: int) -> tuple[int, ...]:
+        first = replica * self._stages
+        return tuple(range(first, first + self._stages))
 
     def _of(self, stage: int) -> tuple[int, ...]:
         return tuple(range(stage, self._stages * self._replicas, self._stages))

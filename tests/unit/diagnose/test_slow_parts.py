@@ -150,16 +150,18 @@ def test_ops_that_take_turns_on_a_core_make_no_slow_worker(share: float) -> None
     assert named == ([] if share else ["slow worker"])
 
 
+@pytest.mark.parametrize("what", ["slow stage", "slow replica"])
 @pytest.mark.parametrize("seed", SEEDS[:3])
-def test_all_workers_of_a_stage_are_one_finding(seed: int) -> None:
+def test_all_workers_of_a_stage_or_a_replica_are_one_finding(seed: int, what: str) -> None:
     job = replica_job.Job(replicas=3, seed=seed)
     seen = Diagnosed(job, 9, replicas=3)
     job.train(BEGIN)
-    stage = seed % 3
-    job.train(SLOW, slow=dict.fromkeys((stage, stage + 3, stage + 6), 3.0))
+    one = seed % 3
+    slow = range(one, 9, 3) if what == "slow stage" else range(3 * one, 3 * one + 3)
+    job.train(SLOW, slow=dict.fromkeys(slow, 3.0))
     job.train(AFTER, slow={})
-    ranks = [10 + stage, 13 + stage, 16 + stage]
+    ranks = [10 + worker for worker in slow]
     assert [row[:3] for row in seen.brief] == [
-        ("opened", "slow stage", ranks), ("closed", "slow stage", ranks),
+        ("opened", what, ranks), ("closed", what, ranks),
     ], seen.lines  # fmt: skip
     assert (seen.events[0]["since"], seen.events[1]["until"]) == (BEGIN, END)
