@@ -243,14 +243,15 @@ def wrong(
 ) -> tuple[str, int]:
     """Return the fault of one `case`, or "", and after how many iterations it was found.
 
-    `until`: the begin of the next one. A finding that changes is of its last kind. One that another
-    explains has no line, and does not count.
+    `until`: the begin of the next one. A finding that changes is of its last kind and ranks. One
+    that another explains has no line, and does not count.
     """
     lines = {e["id"] for e in events if e["state"] != CLOSED and not e["because"]}
     opened = [e for e in events if e["state"] == OPENED and e["id"] in lines]
     mine = [e for e in opened if case.begin <= e["found"] < until]
-    last = {e["id"]: e["what"] for e in events if e["state"] != CLOSED}
-    found = [(last[e["id"]], frozenset(place["rank"] for place in e["where"]), e) for e in mine]
+    last = {e["id"]: e for e in events if e["state"] != CLOSED}
+    named = {name: frozenset(place["rank"] for place in e["where"]) for name, e in last.items()}
+    found = [(last[e["id"]]["what"], named[e["id"]], e) for e in mine]
     if what == HEALTHY:
         return (f"a {found[0][0]}" if found else ""), 0
     right = [e for kind, ranks, e in found if kind == what and ranks == case.ranks]

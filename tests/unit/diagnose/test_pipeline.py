@@ -10,6 +10,7 @@ import pytest
 from adapt import hand_fed, replica_job
 from diagnose.diagnosed import Diagnosed
 
+from megatron_adaptra.diagnose.beside import BesideOthers
 from megatron_adaptra.diagnose.past import OwnPast
 
 MS = 1e-3
@@ -104,3 +105,22 @@ def test_without_peers_a_worker_is_compared_with_its_past(seed: int) -> None:
     assert not any(train(20, {})[SOON:])
     if stages > 1:  # what all share is no worker's
         assert not any(train(20, {}, common=2.0))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_beside_another_is_found_each_time(seed: int) -> None:
+    """However often both have moved: what counts as normal wanders then."""
+    rng, iterations = random.Random(seed), itertools.count()
+    beside = BesideOthers(1, 2, leaders=False)
+
+    def train(count: int, slow: dict[int, float], common: float = 1.0) -> set[int]:
+        for iteration in itertools.islice(iterations, count):
+            each = {w: common * slow.get(w, 1.0) * rng.lognormvariate(0, 0.05) for w in (0, 1)}
+            walls = {w: {"F": 0.01 * times} for w, times in each.items()}
+            beside.update(iteration, walls, lambda worker: 0.0)
+        return set(beside.slow)
+
+    for _ in range(20):
+        assert not train(26, {}, rng.choice([1.0, 1.4]))
+        worker = rng.randrange(2)
+        assert train(14, {worker: rng.uniform(2.0, 4.0)}) == {worker}
