@@ -136,7 +136,7 @@ def test_a_worker_slow_from_the_start_is_found_by_stages_with_its_layers(
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_ops_that_take_turns_on_a_core_make_no_slow_worker(share: float) -> None:
-    """As long as they wait for it, too; other workers of the host do not."""
+    """Nor while other workers of the host wait no more than before."""
 
     def change(iteration: int, report: StageReport) -> StageReport:
         late = report.worker == 1 and BEGIN <= iteration < END
