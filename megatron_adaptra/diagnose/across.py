@@ -37,7 +37,7 @@ class StageTimes:
     """A StageTimes holds an `iteration` of one pipeline, by stage.
 
     `seconds`: of the iteration before; None if not known. `walls`: seconds by kind of op, as in a
-    StageReport. `waits`: see Queue.more, of its host.
+    StageReport. `waits`: what ops of a stage wait for cores beyond what is normal, see Queue.more.
     """
 
     iteration: int

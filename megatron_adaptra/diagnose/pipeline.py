@@ -115,15 +115,14 @@ class PipelineDiagnosis:
         now |= self._of_links(iteration, estimator)
         now |= self._of_hosts(iteration, rows)
         alone = {worker: never_queued(report.of_ops_alone()) for worker, report in rows.items()}
-        now |= self._workers.update(iteration, alone, self._more)
+        more = {worker: self._more(worker) for worker in range(len(self._places.workers))}
+        now |= self._workers.update(iteration, alone, more.__getitem__)
         now |= self._of_loaders(iteration, rows)
         now |= self._of_garbage(iteration, rows)
         self.book.update(iteration, now)
         if self._shows is not None:  # later: who compares them knows by then what is found here
             walls = {worker: report.wall for worker, report in alone.items()}
-            workers = range(len(self._places.workers))
-            waits = {worker: self._more(worker) for worker in workers}
-            self._shows(StageTimes(iteration, max(took, default=None), walls, waits))
+            self._shows(StageTimes(iteration, max(took, default=None), walls, more))
 
     def answers(self, change: Subjects) -> list[str]:
         """Return the names of the open findings that a `change` is for."""

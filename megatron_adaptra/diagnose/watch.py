@@ -162,7 +162,8 @@ class SlowOnes:
             watch = self._watches.get(number)
             if watch is None:
                 watch = self._watches[number] = MostlyWatch(self._looked_at, self._most, 1.0)
-            watch.update(iteration, value, least(number), math.sqrt(least(number)))
+            bound = least(number)
+            watch.update(iteration, value, bound, math.sqrt(bound))
         self.slow = {n: watch.slow for n, watch in self._watches.items() if watch.slow}
         self.well = {n: well for n in times if (well := self._watches[n].well)}
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import in_time
 
 from megatron_adaptra.measure import core_wait
 from megatron_adaptra.measure.core_wait import CoreWait
@@ -52,8 +53,7 @@ def test_who_sleeps_does_not() -> None:
     queued = CoreWait()
     began, waited = time.monotonic(), queued()
     time.sleep(0.2)
-    # The kernel's two clocks differ by milliseconds where its host takes cores away meanwhile.
-    assert queued() - waited <= time.monotonic() - began - 0.2 / 2
+    in_time("to wait for a core", queued() - waited, time.monotonic() - began - 0.2 + 1e-3)
 
 
 @counted
