@@ -104,12 +104,15 @@ def without_libibverbs_the_engine_is_there_and_has_no_rails() -> str:
     return done.stdout.strip()
 
 
+SIZES = (0, 1, 4096, 64 << 10, MIB, 16 * MIB)
+
+
 def _sizes(fixture: RankFixture) -> tuple[list[tuple[int, int]], str]:
     fixture.until_paths(RAILS)
     fixture.report("connected")
     fixture.command()
     wrong = []
-    for size in (0, 1, 4096, 64 << 10, MIB, 16 * MIB):
+    for size in SIZES:
         receives = [fixture.receive(tag, size) for tag in range(4)]
         sends = [fixture.send(tag, content(10 * tag + fixture.rank, size)) for tag in range(4)]
         for tag, (work, memory) in enumerate(receives):
@@ -118,6 +121,7 @@ def _sizes(fixture: RankFixture) -> tuple[list[tuple[int, int]], str]:
                 wrong.append((tag, size))
         for work in sends:
             over(work)
+        fixture.report(size)
     return wrong, fixture.endpoint.through(fixture.peer)
 
 
@@ -129,6 +133,8 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
         before = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
         for rank in range(2):
             pair.send(rank, "go")
+        for size in SIZES:
+            assert [pair.report(rank) for rank in range(2)] == [size, size]
         assert results(pair) == [
             ([], "+".join(f"rail{rail}{end}:1" for rail in range(RAILS))) for end in ENDS
         ]
