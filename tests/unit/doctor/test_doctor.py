@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
+from megatron_adaptra.cli import doctor
+from megatron_adaptra.cli.main import main
 from megatron_adaptra.device import gpu_bindings as gpu_driver
 from megatron_adaptra.doctor import examine as examining
 from megatron_adaptra.doctor.engine import rdma
-from megatron_adaptra.doctor.examine import examine
+from megatron_adaptra.doctor.examine import Part, examine
 from megatron_adaptra.doctor.finding import Finding, Status
 from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
@@ -393,8 +395,15 @@ def test_the_command_here() -> None:
     assert all(bool(row["remedy"]) == (row["verdict"] != "OK") for row in found)
     names = [row["what"] for row in found]
     assert {"torch", "megatron-core", "patch schedule", "engine executor", "TLS"} <= {*names}
-    warned = any(row["verdict"] == "WARN" for row in found)
-    assert subprocess.run([*command, "--strict"], capture_output=True).returncode == warned
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["--strict"], 1)])
+def test_a_warning_fails_where_it_is_strict(
+    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Part("machine", [Finding(OK, "one", "fine"), Finding(WARN, "other", "slow", "mend")])]
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    assert main(["doctor", *words]) == status
 
 
 @pytest.mark.parametrize("name", ["ifb0", "veth1a", "docker0", "virbr0", "br-12ab"])

@@ -73,8 +73,6 @@ def gradient(me, dtype, transport, late, algorithm="direct"):
 
 DTYPES = ((torch.float32, "engine"), (torch.float32, "gloo"), (torch.bfloat16, "auto"))
 LATE = ([], [0], [1, 2])
-
-
 CASES = [(dtype, transport, late) for dtype, transport in DTYPES for late in LATE]
 COMPLEX = (torch.complex64, "gloo", [], "halving-doubling")
 
@@ -98,8 +96,12 @@ def test_gradients_are_averages_in_the_order_of_ranks_under_all_shares():
         assert ranks == [rank[first] for rank in by_rank], case
 
 
-def beside_native(me, dtype):
-    """This rank's gradients of two iterations: without a hook, and with one that finds nothing."""
+def beside_native(me, dtypes):
+    """By dtype, this rank's gradients without a hook, and with one that finds nothing."""
+    return [two_iterations(me, dtype) for dtype in dtypes]
+
+
+def two_iterations(me, dtype):
     torch.manual_seed(7)
     first = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3)).to(dtype)
     found = []
@@ -116,11 +118,12 @@ def beside_native(me, dtype):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_while_nothing_is_found_bits_are_those_without_a_hook(dtype):
+def test_while_nothing_is_found_bits_are_those_without_a_hook():
     """Three ranks: a mean over a power of two is exact, however it is formed."""
-    for native, auto in run("gloo", beside_native, dtype, ranks=3):
-        assert auto == native
+    dtypes = [torch.float32, torch.bfloat16, torch.float64]
+    for mine in run("gloo", beside_native, dtypes, ranks=3):
+        for dtype, (native, auto) in zip(dtypes, mine, strict=True):
+            assert auto == native, dtype
 
 
 def test_complex_gradients_come_as_real_numbers():
