@@ -65,8 +65,8 @@ def decisions(done: Trained) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "engine", "queues"),
     [
-        ("pp2", "executor", 1),
         ("pp2 x dp2", "native", 32),
+        pytest.param("pp2", "executor", 1, marks=LARGE),  # twice, below
         pytest.param("pp4", "native", 1, marks=LARGE),
         pytest.param("chunks", "native", 1, marks=LARGE),
         pytest.param("in between", "native", 32, marks=LARGE),
@@ -105,12 +105,18 @@ def test_a_job_that_observes_leaves_messages_in_the_queue(tmp_path: Path) -> Non
     decided("what would be done is logged", any(INTO in one for one in would))
 
 
-def test_a_link_that_is_slow_twice_is_hidden_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags", [pytest.param(EXECUTOR, id="executor"), pytest.param((), id="native", marks=LARGE)]
+)
+def test_a_link_that_is_slow_twice_is_hidden_each_time(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     """Megatron's own messages are in use when it gets slow, and again when it has healed."""
     at, iterations = (4, 16, 30, 42), 56
     done = changing(
-        tmp_path, links="0-1", at=at, iterations=iterations, queues=1, **{"kernel-us": 100}
-    )
+        tmp_path, *flags, links="0-1", at=at, iterations=iterations, queues=1,
+        **{"kernel-us": 100},
+    )  # fmt: skip
     assert done.status == 0, done.text[-4000:]
     assert done.complaints == []
     print(done.milliseconds, *decisions(done), sep="\n")
