@@ -22,7 +22,7 @@ SIZES, SMALL = (16, 64), (2,)  # MiB of a message; of a rehearsal
 PIECES = (64, 32, 16, 8, 4, 2, 1)  # MiB
 KINDS = ("shm", "tcp")
 WAYS = {"0 to 1": (0,), "both": (0, 1)}  # who sends
-TURNS = 7
+TURNS, FEW = 7, 2  # of each; of a rehearsal
 MIB = 1 << 20
 
 
@@ -32,9 +32,9 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
         return
     if target.gpus < 2:
         found.left_out.append("a GPU each: contexts take turns on the one that there is")
-    sizes = SIZES if target.kind == GPU else SMALL
+    sizes, turns = (SIZES, TURNS) if target.kind == GPU else (SMALL, FEW)
     machine = {} if target.kind == GPU else {"kernel_us": 500}
-    given = {"sizes": sizes, "plant": options.plant}
+    given = {"sizes": sizes, "turns": turns, "plant": options.plant}
     both = run_ranks(target, "pieces", work, deadline, ranks=2, options=given, queues=32, **machine)
     wrong = [name for mine in both for name in mine["wrong"]]
     kinds = sum(len(mine["ms"]) for mine in both)
@@ -54,19 +54,19 @@ def run(found: Result, target: Target, work: Path, deadline: Deadline, options: 
                                          f"pieces of {best} MiB, {times[PIECES[0]]:.1f} "
                                          "whole")  # fmt: skip
     columns = ("ms, pieces of MiB", *map(str, PIECES))
-    found.table(f"Messages in pieces, median of {TURNS}", columns, rows)
+    found.table(f"Messages in pieces, median of {turns}", columns, rows)
 
 
 # On a rank.
 
 
-def on_rank(fixture: RankFixture, sizes: Sequence[int], plant: bool) -> dict[str, Any]:
+def on_rank(fixture: RankFixture, sizes: Sequence[int], turns: int, plant: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"wrong": [], "ms": {}}
     for kind in KINDS:
         with fixture.messages(kind) as (_, _staging):
             for size in sizes:
                 exchange = _Exchange(fixture, size * MIB, plant)
-                for turn in range(TURNS + 1):  # the first one pins; all sizes take turns
+                for turn in range(turns + 1):  # the first one pins; all sizes take turns
                     for piece in PIECES:
                         with fixture.opened(f"{kind} {size} {piece} {turn}", piece * MIB) as open_:
                             for way, senders in WAYS.items():

@@ -26,7 +26,8 @@ NOT_RUN = ("scripts/test.sh",)  # would run this test
 TRAINS = re.compile(r"torchrun|--smoke")  # with Megatron's own program
 READ = re.compile(r"quickstart\S* -|adaptra (?!demo --help|bench p2p|netlab run)")
 COLD = re.compile(r"quickstart|pip |bench")
-LARGE = re.compile(r"netlab run|nproc-per-node 8 ~")  # other trainings over both run in CI
+# Other trainings over a laboratory, of a checkout, and that observe run in CI.
+LARGE = re.compile(r"netlab run|nproc-per-node 8 ~|act observe")
 STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip |git |python )")
 
 
