@@ -101,14 +101,18 @@ newest=$(find_python 3.12) || exit 1
 oldest_python=$(find_python 3.11 3.10) || exit 1
 make_venv --cuda "$venv-cuda" demo,test,dev "$newest"
 export PATH="$venv-cuda/bin:$PATH"
-check_style
+mkdir -p "$results"
+check_style >"$results/style.log" 2>&1 & # mypy takes a core for a minute
+style=$!
 python -c 'import torch; assert torch.version.cuda' ||
   failed+=("adaptra: the fake CUDA was NOT tested: torch in $venv-cuda is no build for CUDA")
 # The second environment is made while the first one's tests run.
 ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python" &
 making=$!
-trap 'kill "$making" 2>/dev/null || true' EXIT
+trap 'kill "$making" "$style" 2>/dev/null || true' EXIT
 run_tests newest "$venv-cuda/bin/python" -n 3 --again -m "not quiet"
+wait "$style" || failed+=("adaptra: style, spelling, types or layers are wrong: $results/style.log")
+cat "$results/style.log"
 wait "$making" || { echo "adaptra: no environment for the oldest megatron-core" >&2 && exit 1; }
 trap - EXIT
 run_tests newest-alone "$venv-cuda/bin/python" --again -m quiet

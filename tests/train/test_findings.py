@@ -17,7 +17,7 @@ from trainings import SCRIPT, needs_training, words_of
 SLOW_PARTS = str(SCRIPT.with_name("slow_parts_pretrain.py"))
 SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
 BEGIN, END = 8, 20  # iterations in which something is slow
-LENGTH = 46
+LENGTH = 38
 
 
 def found(

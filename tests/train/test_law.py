@@ -87,14 +87,15 @@ def sites(job: str) -> Iterator[Row]:
 
 
 def few(job: str) -> Iterator[Row]:
-    """Each function once, from one of its callers; on threads one of each module."""
+    """Each function that a pipeline calls, once, from one of its callers; of what replicas call
+    besides, and of what threads call, one of each module."""
     modules: dict[tuple[bool, str], dict[str, Row]] = {}
     for row in sites(job):
         caller, callee = row[1]
         module = caller == "", callee.partition(":")[0]
         modules.setdefault(module, {}).setdefault(callee, row)
     for (on_thread, _), functions in modules.items():
-        yield from list(functions.values())[: 1 if on_thread else None]
+        yield from list(functions.values())[: 1 if on_thread or job != "pipeline" else None]
 
 
 def cases(job: str, everything: bool) -> Iterator[Case]:

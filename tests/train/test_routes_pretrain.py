@@ -32,7 +32,7 @@ from megatron_adaptra.plan.routes.reroute import plan_replicas
 
 pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
-RANKS, COUNT = 4, 6  # two replicas of two stages, with as many microbatches each
+RANKS, COUNT = 4, 4  # two replicas of two stages, with as many microbatches each
 FEW, SAVED = 8, 4  # iterations; that whose checkpoint is resumed
 SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 SWAP = ("--adaptra", "--adaptra-reroute", "swap")

@@ -111,8 +111,8 @@ class Done:
 def words_of(folder: Path, ranks: int, *flags: str, iterations: int) -> list[str]:
     """The script and its flags: a stage per rank, unless a flag says otherwise."""
     return [
-        str(SCRIPT), *FLAGS, "--vocab-size", "255", "--num-layers", "4",
-        "--pipeline-model-parallel-size", str(ranks), "--global-batch-size", "12", "--train-iters",
+        str(SCRIPT), *FLAGS, "--vocab-size", "255", "--num-layers", str(max(ranks, 2)),
+        "--pipeline-model-parallel-size", str(ranks), "--global-batch-size", "8", "--train-iters",
         str(iterations), "--user-flag", str(folder), *flags,
     ]  # fmt: skip
 
