@@ -163,7 +163,7 @@ class JobLog:
             try:
                 self._take_sent(last)
                 with self._writing:
-                    for line, event in self.open.unexplained(began):
+                    for line, event in self.open.unexplained(began, last):
                         self._put(line, event)
                 answers = time.monotonic() < began + waits.STORE
                 if self.each_look is not None:

@@ -12,6 +12,7 @@ from megatron_adaptra.diagnose.finding import (
     GARBAGE,
     HOST,
     LATE,
+    OPENED,
     REPLICA,
     WORKER,
 )
@@ -19,6 +20,8 @@ from megatron_adaptra.diagnose.finding import (
 # Iterations for which a finding that is closed still explains others: they need some, too, to be
 # sure that all is well.
 EXPLAINED = 8
+# Iterations for which a late rank has no line yet: who is late is often known sooner than why.
+HELD = 4
 _ITERATION_MS = 1e3  # where a finding does not know what an iteration takes
 
 Event = Mapping[str, Any]
@@ -54,7 +57,8 @@ class _Open(NamedTuple):
 class _LeftOut(NamedTuple):
     """A _LeftOut keeps the line and event of a finding that the one named `because` explains.
 
-    `ended`: when that one was first seen to be open no more, in seconds of a clock; None: it is.
+    `because`: "" while none does, but one may soon. `ended`: when that one was first seen to be
+    open no more, or this one to be held, in seconds of a clock; None: not yet.
     """
 
     line: str
@@ -69,7 +73,8 @@ class OpenFindings:
     A finding gets none while another one explains it: one of the same kind about the same, found by
     another rank; of a late rank, any other finding on workers or links of that replica alone; of a
     slow replica, that all its workers are; of its only worker, that the replica is. Events name the
-    other one (`because`). Any thread may call it.
+    other one (`because`). A late rank that none explains is held for HELD iterations, as its reason
+    may be found meanwhile; if it recovers in them nothing is written. Any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -77,25 +82,45 @@ class OpenFindings:
         self._left_out: dict[str, _LeftOut] = {}
         self._lock = threading.Lock()
 
-    def see(self, line: str, event: Event) -> tuple[str, Event]:
-        """Return the `line` and the `event` of a finding as they are to be written; "": no line."""
+    def see(self, line: str, event: Event) -> tuple[str, Event | None]:
+        """Return the `line` and the `event` of a finding as they are to be written.
+
+        "": no line; None: no event.
+        """
         with self._lock:
+            name, held = event["id"], event["what"] == LATE and event["state"] == OPENED
+            known = self._left_out.get(name)
+            if held and not self._explanation(name, _Open.of(event)):
+                self._left_out[name] = _LeftOut(line, event, "")
+                return "", None
+            if known is not None and not known.because:
+                if event["state"] == CLOSED:
+                    del self._left_out[name]
+                return "", None
             return self._see(line, event)
 
-    def unexplained(self, now: float) -> list[tuple[str, Event]]:
+    def unexplained(self, now: float, last: bool = False) -> list[tuple[str, Event]]:
         """Return the lines and events of findings that no other one explains any more.
 
-        `now`: seconds of a clock; a finding explains others for EXPLAINED iterations after its end.
+        Args:
+            now: seconds of a clock; a finding explains others for EXPLAINED iterations after its
+                end.
+            last: no reason can be found any more.
         """
         over = []
         with self._lock:
             for name, left in self._left_out.items():
-                iteration_ms = left.event["iteration_ms"] or _ITERATION_MS
-                if left.because in self._open:
+                iteration = (left.event["iteration_ms"] or _ITERATION_MS) / 1e3
+                if not left.because:
+                    since = now if left.ended is None else left.ended
+                    self._left_out[name] = left._replace(ended=since)
+                    if last or now >= since + HELD * iteration:
+                        over.append((left.line, left.event))
+                elif left.because in self._open:
                     self._left_out[name] = left._replace(ended=None)
                 elif left.ended is None:
                     self._left_out[name] = left._replace(ended=now)
-                elif now >= left.ended + EXPLAINED * iteration_ms / 1e3:
+                elif now >= left.ended + EXPLAINED * iteration:
                     over.append((left.line, {**left.event, "state": CHANGED}))
             return [self._see(line, event) for line, event in over]
 

@@ -39,24 +39,26 @@ class Case:
         return cls(**{**data, "shape": GPTShape(**data["shape"])})
 
 
-Shape = partial(GPTShape, microbatches=8, layers=8, hidden=32, seq_length=16)
-_two = partial(Shape, 2, layers=4, microbatches=6)  # two stages
+# A layer per stage and chunk; two for two stages in float32, and for experts, as Megatron counts
+# those of the first model that a process trains.
+Shape = partial(GPTShape, microbatches=8, layers=4, hidden=32, seq_length=16)
+_two = partial(Shape, 2, layers=2, microbatches=6)  # two stages
 # Layout -> ranks, and what is trained there.
 LAYOUTS: dict[str, tuple[int, dict[str, GPTShape]]] = {
     "pp2": (2, {
-        "fp32": _two(),
+        "fp32": _two(layers=4),
         "bf16": _two(precision="bf16"),
-        "experts": _two(experts=4),
+        "experts": _two(experts=4, layers=4),
         "no dropout": _two(dropout=0.0),
     }),
     "pp3": (3, {
-        "fp32": Shape(3, layers=6, microbatches=6),
+        "fp32": Shape(3, layers=3, microbatches=6),
     }),
     "pp4": (4, {
         "fp32": Shape(4),
         "bf16": Shape(4, precision="bf16"),
         "fp16": Shape(4, precision="fp16"),
-        "experts": Shape(4, experts=4),
+        "experts": Shape(4, experts=4, layers=8),
         "untied": Shape(4, tied=False),
         "fused": Shape(4, fused=True),
         "two microbatches": Shape(4, microbatches=2),
@@ -67,7 +69,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, GPTShape]]] = {
         "buckets": _two(overlap_reduce=True),
         "distributed": _two(distributed_optimizer=True),
         "distributed bf16": _two(distributed_optimizer=True, precision="bf16"),
-        "experts": _two(experts=4),
+        "experts": _two(experts=4, layers=4),
     }),
     "tp2pp2": (4, {
         "fp32": _two(tensor_parallel=2),
@@ -133,19 +135,20 @@ def case(row: Row) -> Case:
     schedule, recompute = row["schedule"], row["recompute"]
     title = f"{row['layout']} {row['shape']}, {schedule}{', recompute' if recompute else ''}"
     stages, count = shape.stages, shape.microbatches
+    chunked = replace(shape, chunks=2, layers=2 * shape.stages)
     if schedule == "stock interleaved":
         # Before 0.18 stock Megatron would send garbage here: the plugin has it run otherwise.
-        overlapped = replace(shape, chunks=2, overlapped=True)
+        overlapped = replace(chunked, overlapped=True)
         return Case(title, overlapped, "interleaved", engine="stock")
     if schedule.startswith("native interleaved"):
         text = deeper_interleaved(stages, count, int(schedule[-1]))
-        return Case(title, replace(shape, chunks=2), "interleaved", False, text, "native")
+        return Case(title, chunked, "interleaved", False, text, "native")
     if schedule == "native":
         lines = tuple(warmup_line(min(stages - s + 2, count), count) for s in range(stages))
         text = Schedule(lines, count, policy="1f1b", why="deeper").text()
         return Case(title, shape, "1f1b", False, text, "native")
     if schedule == "interleaved":
-        return Case(title, replace(shape, chunks=2), schedule, recompute)
+        return Case(title, chunked, schedule, recompute)
     if schedule == "adaptive":
         return Case(title, shape, "1f1b", recompute, planned(stages, count, recompute))
     return Case(title, shape, schedule, recompute)

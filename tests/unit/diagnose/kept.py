@@ -13,9 +13,13 @@ Brief = tuple[str, str, list[int], int, int | None]
 
 
 class Kept:
-    """A Kept keeps the lines that `books` hand in, and their events."""
+    """A Kept keeps the lines that `books` hand in, and their events.
 
-    def __init__(self) -> None:
+    `holds`: findings may be held, until a test asks for them.
+    """
+
+    def __init__(self, holds: bool = False) -> None:
+        self._holds = holds
         self.lines: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.open = OpenFindings()
@@ -34,10 +38,13 @@ class Kept:
     def _take(self, line: str, event: Mapping[str, Any]) -> None:
         if self.lost:
             return
-        line, event = self.open.see(line, event)
-        if line:
-            self.lines.append(line)
-            self.events.append(dict(event))
+        written = [self.open.see(line, event)]
+        if not self._holds:
+            written += self.open.unexplained(0.0, last=True)
+        for line, seen in written:
+            if line and seen is not None:
+                self.lines.append(line)
+                self.events.append(dict(seen))
 
 
 def places(replicas: int, stages: int) -> list[tuple[Place, ...]]:

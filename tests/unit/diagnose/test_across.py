@@ -190,7 +190,7 @@ def test_what_is_no_row_is_refused(text: str) -> None:
 
 
 def test_a_finding_outlives_what_explains_it() -> None:
-    kept, (_, one) = Kept(), places(2, 2)
+    kept, (_, one) = Kept(holds=True), places(2, 2)
     links, late = kept.book(2), kept.book(3)
     links.update(18, {"link": Finding(LINK, one, 16, 0.1, 0.0)})
     late.update(24, {0: Finding(LATE, (one[0],), 20, 0.2, 0.0)})
@@ -207,6 +207,30 @@ def test_a_finding_outlives_what_explains_it() -> None:
         ("closed", "2-0"),
         ("closed", "3-0"),
     ]
+
+
+def test_a_late_rank_is_held_until_its_reason_may_be_known() -> None:
+    """Of three, one has a reason by then, one recovers before, and one has none."""
+    kept, ((first, second), (third, _)) = Kept(holds=True), places(2, 2)
+    late, workers = kept.book(3), kept.book(0)
+    ranks = {place.rank: Finding(LATE, (place,), 20, 0.2, 0.0) for place in (first, second, third)}
+    late.update(24, ranks)
+    assert kept.open.unexplained(100.0) == []
+    workers.update(25, {"worker": Finding(WORKER, (third,), 20, 0.2, 0.0)})
+    late.update(26, {rank: ranks[rank] for rank in (first.rank, third.rank)})
+    assert kept.open.unexplained(101.0) == []
+    assert [event["what"] for event in kept.events] == [WORKER]
+    alone, explained = kept.open.unexplained(120.0)
+    assert alone[0].startswith("late rank: rank 0 on host0 (0.0), since iteration 21")
+    assert (alone[1]["state"], alone[1]["because"]) == ("opened", [])
+    assert (explained[0], explained[1]["because"]) == ("", ["0-0"])
+
+
+def test_a_job_that_ends_holds_nothing_back() -> None:
+    kept, ((first, _), _) = Kept(holds=True), places(2, 2)
+    kept.book(3).update(24, {0: Finding(LATE, (first,), 20, 0.2, 0.0)})
+    ((line, _),) = kept.open.unexplained(100.0, last=True)
+    assert line.startswith("late rank: rank 0")
 
 
 def test_a_busy_host_is_one_finding_of_all_leaders() -> None:

@@ -25,15 +25,14 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "configs/examples/ddp_hook.py"
 
 
-# What torch 2.13 ends a process with, now and then, that has trained by DDP over gloo and has
-# nothing of ours in it, after all else is done (2 of 6 runs of the example without the plugin).
-TORCH_AT_EXIT = "terminate called without an active exception"
-
-
 def losses(zygote, folder, *flags):
-    """Train the example, which ends in silence; return its losses."""
-    done = zygote.run(folder, [str(EXAMPLE), "--late-ms", "5", *flags], ranks=4)
-    assert done.status == 0 or TORCH_AT_EXIT in done.text, done.text
+    """Train the example; return its losses.
+
+    A process without the plugin that has trained by torch's DDP over gloo may hang or terminate
+    after all else is done, so no interpreter ends here.
+    """
+    done = zygote.run(folder, [str(EXAMPLE), "--late-ms", "5", *flags], ranks=4, ends=False)
+    assert done.status == 0, done.text
     assert "adaptra: no plan is changed" not in done.text, done.text
     return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.text)]
 
