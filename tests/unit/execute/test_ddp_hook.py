@@ -25,13 +25,22 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "configs/examples/ddp_hook.py"
 
 
-def losses(zygote, folder, *flags):
-    """Train the example; return its losses.
+# In torch 2.13 a rank without a hook may hang in this call, after all else is done (2
+# of 10 runs of the example with --native).
+LEAVES = """
+import os, runpy, sys
+import torch.distributed as dist
+dist.destroy_process_group = lambda: os._exit(0)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
-    A process without the plugin that has trained by torch's DDP over gloo may hang or terminate
-    after all else is done, so no interpreter ends here.
-    """
-    done = zygote.run(folder, [str(EXAMPLE), "--late-ms", "5", *flags], ranks=4, ends=False)
+
+def losses(zygote, folder, *flags):
+    """Train the example, whose ranks leave where it would end the process group; its losses."""
+    (script := folder / "leaves.py").write_text(LEAVES)
+    words = [str(script), str(EXAMPLE), "--late-ms", "5", *flags]
+    done = zygote.run(folder, words, ranks=4)
     assert done.status == 0, done.text
     assert "adaptra: no plan is changed" not in done.text, done.text
     return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.text)]
