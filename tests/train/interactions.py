@@ -213,7 +213,7 @@ def met(row: Row) -> set[Hashable]:
 
 
 def usual(row: Row) -> bool:
-    """Whether it takes no longer than most."""
+    """Return whether a row takes no longer than most."""
     return bool(row["between"] != "non-persistent saves")
 
 

@@ -32,7 +32,7 @@ def out_of_time(text: str = ENDLESS, seconds: float = 0.5) -> Callable[..., Any]
 
 
 def judged(work: Path, seconds: float) -> Result:
-    """Of a GPU's part, whose ranks find none and run two cases of a rehearsal on the CPU."""
+    """Judge a GPU's part, whose ranks find none and run two cases of a rehearsal on the CPU."""
     options = program.parse(["--timeout", f"{seconds:g}", "equality"])
     found = Result("equality")
     program.judge(found, Target(GPU, 1, VERSIONS), work, options)

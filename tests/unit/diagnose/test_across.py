@@ -210,7 +210,7 @@ def test_a_finding_outlives_what_explains_it() -> None:
 
 
 def test_a_late_rank_is_held_until_its_reason_may_be_known() -> None:
-    """Of three, one has a reason by then, one recovers before, and one has none."""
+    """Three are late: one has a reason by then, one recovers before, and one has none."""
     kept, ((first, second), (third, _)) = Kept(holds=True), places(2, 2)
     late, workers = kept.book(3), kept.book(0)
     ranks = {place.rank: Finding(LATE, (place,), 20, 0.2, 0.0) for place in (first, second, third)}
