@@ -12,7 +12,6 @@ from megatron_adaptra.diagnose.finding import (
     GARBAGE,
     HOST,
     LATE,
-    OPENED,
     REPLICA,
     WORKER,
 )
@@ -88,15 +87,6 @@ class OpenFindings:
         "": no line; None: no event.
         """
         with self._lock:
-            name, held = event["id"], event["what"] == LATE and event["state"] == OPENED
-            known = self._left_out.get(name)
-            if held and not self._explanation(name, _Open.of(event)):
-                self._left_out[name] = _LeftOut(line, event, "")
-                return "", None
-            if known is not None and not known.because:
-                if event["state"] == CLOSED:
-                    del self._left_out[name]
-                return "", None
             return self._see(line, event)
 
     def unexplained(self, now: float, last: bool = False) -> list[tuple[str, Event]]:
@@ -122,7 +112,8 @@ class OpenFindings:
                     self._left_out[name] = left._replace(ended=now)
                 elif now >= left.ended + EXPLAINED * iteration:
                     over.append((left.line, {**left.event, "state": CHANGED}))
-            return [self._see(line, event) for line, event in over]
+            seen = [self._see(line, event, over=True) for line, event in over]
+            return [(line, event) for line, event in seen if event is not None]
 
     def explains(self, replica: int) -> tuple[str, ...]:
         """Return the names of open findings on workers or links of this `replica` alone."""
@@ -133,15 +124,23 @@ class OpenFindings:
             ]  # fmt: skip
         return tuple(found)
 
-    def _see(self, line: str, event: Event) -> tuple[str, Event]:
+    def _see(self, line: str, event: Event, over: bool = False) -> tuple[str, Event | None]:
+        """Open, close or leave out a finding. `over`: there is no more waiting for its reason."""
         name, one = event["id"], _Open.of(event)
+        left = self._left_out.get(name)
         if event["state"] == CLOSED:
             self._open.pop(name, None)
-            left = self._left_out.pop(name, None)
-            return (line, event) if left is None else ("", _because(event, left.because))
-        if name not in self._open and (because := self._explanation(name, one)):
-            self._left_out[name] = _LeftOut(line, event, because)
-            return "", _because(event, because)
+            self._left_out.pop(name, None)
+            if left is None:
+                return line, event
+            return "", _because(event, left.because) if left.because else None
+        if name not in self._open:
+            if because := self._explanation(name, one):
+                self._left_out[name] = _LeftOut(line, event, because)
+                return "", _because(event, because)
+            if one.what == LATE and not over and (left is None or not left.because):
+                self._left_out[name] = left or _LeftOut(line, event, "")
+                return "", None
         self._left_out.pop(name, None)
         self._open[name] = one
         return line, event

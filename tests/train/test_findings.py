@@ -18,6 +18,7 @@ SLOW_PARTS = str(SCRIPT.with_name("slow_parts_pretrain.py"))
 SCHEMA = Path(__file__).parents[2] / "docs" / "finding.schema.json"
 BEGIN, END = 8, 20  # iterations in which something is slow
 LENGTH = 38
+STEADY = f"forward:all:10ms@0..{LENGTH}"  # no stage is slow as its core's clock falls
 
 
 def found(
@@ -27,6 +28,7 @@ def found(
     log = folder / "decisions.jsonl"
     ours = ("--pipeline-model-parallel-size", "2", "--adaptra", "--adaptra-decision-log", str(log))
     words = words_of(folder, ranks, *ours, *flags, iterations=LENGTH)
+    rules = ",".join(filter(None, [STEADY, rules]))
     done = zygote(True).run(folder, [SLOW_PARTS, rules, *words], ranks=ranks, ends=True)
     assert done.status == 0, done.text[-4000:]
     path = folder / "decisions.findings.jsonl"

@@ -3,7 +3,8 @@
 RULES SCRIPT...: rules such as loader:1:30ms@6..18,garbage:turns:40ms@30..42,late:3:160ms@50..60,
 from the first iteration up to, not including, the second one, from 0. A loader takes so much longer
 for each sample. Garbage is collected for so long in an iteration, by one rank, by `all`, or by one
-after another (`turns`). Late are a rank's gradients.
+after another (`turns`). Late are a rank's gradients. A forward takes at least so long: beside it
+the clock of a core, which rises and falls, is small.
 """
 
 import gc
@@ -12,7 +13,7 @@ import runpy
 import sys
 import time
 
-RULE = re.compile(r"(loader|garbage|late):(\d+|all|turns):(\d+)ms@(\d+)\.\.(\d+)")
+RULE = re.compile(r"(loader|garbage|late|forward):(\d+|all|turns):(\d+)ms@(\d+)\.\.(\d+)")
 
 
 def main():
@@ -54,7 +55,10 @@ def main():
             end = time.thread_time() + seconds("garbage")
             while time.thread_time() < end:
                 gc.collect()
-        return wrapped(*args, **kwargs)
+        end = time.monotonic() + seconds("forward")
+        result = wrapped(*args, **kwargs)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return result
 
     @wrapt.patch_function_wrapper("megatron.training.training", "finalize_model_grads")
     def finalize(wrapped, _, args, kwargs):
