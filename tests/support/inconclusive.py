@@ -94,7 +94,8 @@ class Judge:
         self._failed: dict[str, list[pytest.TestReport]] = {}
         self._outcomes: dict[str, str] = {}
         self._checkout = os.open(config.rootpath, os.O_RDONLY)
-        fcntl.flock(self._checkout, fcntl.LOCK_SH)  # while tests run; to run alone: LOCK_EX
+        if config.getoption("again"):
+            fcntl.flock(self._checkout, fcntl.LOCK_SH)  # while tests run; to run alone: LOCK_EX
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
