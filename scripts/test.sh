@@ -13,7 +13,6 @@ case "${1:-}" in
 esac
 venv=${ADAPTRA_VENV:-$PWD/.venv} notes=() failed=() results=${ADAPTRA_TEST_RESULTS:-$PWD/.test-results}
 export OMP_NUM_THREADS=1
-mkdir -p "$results"
 
 # What the short run proves. Nothing of it is cold, crowded or compared by the clock.
 short=(
@@ -54,20 +53,19 @@ check_style() {
   ruff check . && ruff format --check . && codespell && mypy && lint-imports
 }
 
-# run_tests NAME PYTHON OPTIONS...: results as junit's XML; fails where a test has.
+# run_tests NAME PYTHON OPTIONS...: results as junit's XML; what failed is listed again at the end.
 run_tests() {
   local name=$1 python=$2 status=0 output=$results/$1.log
   shift 2
   echo "== $name: $("$python" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"
+  mkdir -p "$results"
   PATH="$(dirname "$python"):$PATH" "$python" -m pytest ${mode:+$([ "$mode" = --ci ] || echo --full)} \
     --junitxml="$results/$name.xml" "$@" 2>&1 | tee "$output" || status=$?
-  [ $status = 0 ] || [ $status = 5 ] # 5: none was chosen
-}
-
-# have_failed NAME: what failed is listed again at the end.
-have_failed() {
-  failed+=("adaptra: tests failed, $1:")
-  while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$results/$1.log")
+  # 5: none was chosen.
+  [ $status = 0 ] || [ $status = 5 ] || {
+    failed+=("adaptra: tests failed, $name:")
+    while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$output")
+  }
 }
 
 end() {
@@ -90,7 +88,7 @@ fi
 if [ -z "$mode" ]; then
   make_venv "$venv" demo,test
   export ADAPTRA_TEST_PATIENCE=${ADAPTRA_TEST_PATIENCE:-120}
-  run_tests short "$venv/bin/python" --quick -n 4 --timeout 600 "${short[@]}" || have_failed short
+  run_tests short "$venv/bin/python" --quick -n 4 --timeout 600 "${short[@]}"
   "$venv/bin/python" -c 'import sys; from importlib.util import find_spec as find; sys.exit(find("megatron.training") is None)' ||
     notes+=("Megatron's own training program was NOT trained: its wheel needs Python 3.12, and $venv has $("$venv/bin/python" -V)")
   end
@@ -103,25 +101,21 @@ newest=$(find_python 3.12) || exit 1
 oldest_python=$(find_python 3.11 3.10) || exit 1
 make_venv --cuda "$venv-cuda" demo,test,dev "$newest"
 export PATH="$venv-cuda/bin:$PATH"
-set -m # each job beside the tests is a process group, which ends with this script
+mkdir -p "$results"
 check_style >"$results/style.log" 2>&1 & # mypy takes a core for a minute
 style=$!
 python -c 'import torch; assert torch.version.cuda' ||
   failed+=("adaptra: the fake CUDA was NOT tested: torch in $venv-cuda is no build for CUDA")
-# The oldest megatron-core has its environment made, and its tests run, beside the newest one's.
-{
-  ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python" &&
-    run_tests oldest "$venv-oldest/bin/python" -n 1 --again -m "not quiet" "${oldest[@]}"
-} >"$results/oldest-beside.log" 2>&1 &
-beside=$!
-set +m
-trap 'kill -- -"$beside" -"$style" 2>/dev/null || true' EXIT
-run_tests newest "$venv-cuda/bin/python" -n 4 --again -m "not quiet" || have_failed newest
+# The second environment is made while the first one's tests run.
+ADAPTRA_MEGATRON="==0.14.*" make_venv "$venv-oldest" demo,test "$oldest_python" &
+making=$!
+trap 'kill "$making" "$style" 2>/dev/null || true' EXIT
+run_tests newest "$venv-cuda/bin/python" -n 4 --again -m "not quiet"
 wait "$style" || failed+=("adaptra: style, spelling, types or layers are wrong: $results/style.log")
 cat "$results/style.log"
-wait "$beside" || have_failed oldest
-cat "$results/oldest-beside.log"
+wait "$making" || { echo "adaptra: no environment for the oldest megatron-core" >&2 && exit 1; }
 trap - EXIT
-run_tests newest-alone "$venv-cuda/bin/python" --again -m quiet || have_failed newest-alone
+run_tests newest-alone "$venv-cuda/bin/python" --again -m quiet
+run_tests oldest "$venv-oldest/bin/python" -n 4 --again -m "not quiet" "${oldest[@]}"
 python tests/budget.py "$results" || failed+=("adaptra: a folder takes more than its share")
 end

@@ -8,14 +8,11 @@ lateness: the test is inconclusive, which is printed and is neither passed nor f
 has failed.
 
     pytest --again    run each of them once more, alone, after all others: that result counts
-
-Runs with --again of one checkout wait for each other's tests before they do so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -93,9 +90,6 @@ class Judge:
         self._config = config
         self._failed: dict[str, list[pytest.TestReport]] = {}
         self._outcomes: dict[str, str] = {}
-        self._checkout = os.open(config.rootpath, os.O_RDONLY)
-        if config.getoption("again"):
-            fcntl.flock(self._checkout, fcntl.LOCK_SH)  # while tests run; to run alone: LOCK_EX
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -104,7 +98,6 @@ class Judge:
     @pytest.hookimpl(wrapper=True, trylast=True)  # after xdist's own, before the summary
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
         result = yield
-        fcntl.flock(self._checkout, fcntl.LOCK_UN)
         if session.exitstatus != pytest.ExitCode.TESTS_FAILED:
             return result
         for name, reports in self._failed.items():
@@ -130,7 +123,6 @@ class Judge:
 
     def _again(self, name: str) -> str:
         """The outcome of a test alone: passed, failed or inconclusive."""
-        fcntl.flock(self._checkout, fcntl.LOCK_EX)
         words = [*self._modes(), "-p", "no:xdist", "-q", name]
         try:
             done = subprocess.run(

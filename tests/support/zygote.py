@@ -186,6 +186,9 @@ def _serve(control: socket.socket, kind: str) -> Callable[[], int]:
         import torch._dynamo  # else each rank that makes a DistributedDataParallel imports it
     else:
         _import()
+    import one_gloo_device
+
+    one_gloo_device.install()
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"up": os.getpid()}).encode())

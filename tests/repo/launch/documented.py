@@ -151,7 +151,7 @@ def _checkout(folder: Path) -> None:
     assert spec is not None
     folder.mkdir()
     shutil.copy(SMALL, folder / "pretrain_gpt.py")
-    shutil.copy(SMALL.with_name("one_thread_gloo.py"), folder)
+    shutil.copy(SMALL.parents[2] / "support" / "one_gloo_device.py", folder)
     (folder / "megatron").mkdir()
     for place in spec.submodule_search_locations or ():
         for part in Path(place).iterdir():

@@ -14,7 +14,6 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-import one_thread_gloo
 import torch
 from megatron.core import mpu
 from megatron.core.datasets import helpers_cpp  # noqa: F401  # else Megatron has to compile it
@@ -33,6 +32,9 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.utils import get_attr_wrapped_model
 from megatron.training import arguments, get_args, pretrain, print_rank_0, training
 from megatron.training.training import get_megatron_optimizer
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
+import one_gloo_device
 
 KEYS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -160,7 +162,7 @@ def main(flags: Any = flags, model: Any = model, forward_step: Any = forward_ste
     """Train as Megatron's own script does, with these parts of a user's."""
     if os.environ.get("ADAPTRA_TEST_MODULES"):
         atexit.register(print_modules)
-    one_thread_gloo.install()
+    one_gloo_device.install()
     # Megatron runs `make` at start; a wheel has the compiled module, but not the Makefile.
     dataset_utils.compile_helpers = lambda: None
     if "--user-result" in sys.argv:

@@ -1,4 +1,7 @@
-"""torch's gloo groups with one thread each, for trainings that gather parameters in the background.
+"""torch's gloo groups with one device for all of a process, and one thread each.
+
+torch gives each group a device with a thread that wakes up a hundred times a second. A training has
+some forty groups, and several ranks on few cores: a third of the CPU time of tests went there.
 
 A group's two threads both note the name of the collective that they have ended, without a lock
 (torch 2.13, ProcessGroupGloo::runLoop). A name of more than 15 letters, as that of collectives that
@@ -8,6 +11,7 @@ coalesced gathers at a time, in one process with torch alone, abort within secon
 
 from __future__ import annotations
 
+import functools
 import os
 from datetime import timedelta
 from typing import Any
@@ -16,20 +20,26 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 
-class _OneThread(ProcessGroupGloo):
+@functools.cache
+def _devices(_: int, interfaces: str) -> list[Any]:
+    """Return those of a process, which has this number, on `interfaces`, with commas between."""
+    create = ProcessGroupGloo.create_device
+    devices = [create(interface=name) for name in filter(None, interfaces.split(","))]
+    return devices or [ProcessGroupGloo.create_default_device()]
+
+
+class _OneDevice(ProcessGroupGloo):
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta, **more: object
     ) -> None:
-        options, create = ProcessGroupGloo._Options(), ProcessGroupGloo.create_device
+        options = ProcessGroupGloo._Options()
         options._threads, options._timeout = 1, timeout
         for name, value in more.items():  # torch 2.14 has one
             setattr(options, name, value)
-        interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
-        options._devices = [create(interface=name) for name in interfaces]
-        options._devices = options._devices or [ProcessGroupGloo.create_default_device()]
+        options._devices = _devices(os.getpid(), os.environ.get("GLOO_SOCKET_IFNAME", ""))
         super().__init__(store, rank, size, options)
 
 
 def install() -> None:
     """For the groups that are made from now on."""
-    distributed_c10d.ProcessGroupGloo = _OneThread  # type: ignore[misc]
+    distributed_c10d.ProcessGroupGloo = _OneDevice  # type: ignore[misc]
