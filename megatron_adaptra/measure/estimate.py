@@ -104,11 +104,6 @@ class Estimator:
         return self._links.samples
 
     @property
-    def shared_cores(self) -> bool:
-        """True where stages share the cores of one machine."""
-        return self.cores is not None
-
-    @property
     def _delays(self) -> dict[Link, float]:
         """The seconds by stages, as the step's collectives see their links: 0 if not at all."""
         return {self._at(link): c.estimate * self.everything for link, c in self.charts.items()}

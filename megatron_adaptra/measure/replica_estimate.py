@@ -205,11 +205,6 @@ class ReplicaEstimator:
         every = (*(estimator.samples for estimator in self.estimators), self._cross.samples)
         return {path: seconds for samples in every for path, seconds in samples.items()}
 
-    @property
-    def shared_cores(self) -> bool:
-        """True where workers share the cores of one machine."""
-        return self._cores is not None
-
     def stage_seconds(self) -> float:
         """Return the seconds of one microbatch on the slowest worker."""
         return max(estimator.stage_seconds() for estimator in self.estimators)

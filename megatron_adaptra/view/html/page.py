@@ -99,7 +99,7 @@ def charts_row(charts: Sequence[XYChart]) -> str:
         )
         for chart in charts
     ]
-    return element("div", *cards, class_="pair")
+    return element("div", *cards, class_="pair" if len(cards) > 1 else None)
 
 
 def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:
