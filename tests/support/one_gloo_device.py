@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 @functools.cache
 def _devices(_: int, interfaces: str) -> list[Any]:
-    """Return those of a process, which has this number, on `interfaces`, with commas between."""
+    """Return gloo devices on `interfaces`, a list with commas; the process number is the cache key."""
     create = ProcessGroupGloo.create_device
     devices = [create(interface=name) for name in filter(None, interfaces.split(","))]
     return devices or [ProcessGroupGloo.create_default_device()]

@@ -1,9 +1,9 @@
 """One of two ranks, each a host: 200 messages of 1 MiB both ways, and in the middle a fault.
 
-Takes JSON: `folder` (of the rendezvous), `timeouts` by rank, `count` of messages, seconds of
-`silence` after which a path is given up, and of the fault
-`rank`, `what` (down, stop, kill, loss, hole, or flap) and `seconds`. Says in JSON what has arrived,
-what has failed, and what was recorded.
+Takes JSON: `folder` (of the rendezvous), `timeouts` by rank, `count` of messages, `window` of a
+connection (bytes, 0 for the kernel's), seconds of `silence` after which a path is given up, and of
+the fault `rank`, `what` (down, stop, kill, loss, hole, or flap) and `seconds`. Says in JSON what
+has arrived, what has failed, and what was recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hole import dig, fill
 
 from benchmarks.folder_rendezvous import FolderRendezvous
 from megatron_adaptra.netlab.network import INTERFACE
-from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 
 SIZE, TAGS = 1 << 20, 2
 MIDDLE = 60  # messages that have arrived when the fault begins
@@ -100,6 +100,8 @@ def main(job: dict[str, Any]) -> None:
     here, timeout = os.environ["HOST_IP"], job["timeouts"][me]
     log = Path(job["folder"]) / "connections.jsonl"
     silence = job["silence"]
+    if window := job["window"]:
+        Path("/proc/sys/net/ipv4/tcp_rmem").write_text(f"4096 {window} {window}")
     endpoint = Endpoint(me, here, f"host {me}", rendezvous, timeout, log, silence=silence)
     endpoint.connect([peer], 60)
     engine = endpoint.engine
@@ -126,7 +128,8 @@ def main(job: dict[str, Any]) -> None:
         if not error:
             error = work.error() if work.wait(end - time.monotonic()) else "it hangs"
     records = endpoint.records.last
-    if records and not error:
+    # Without any connection the peer is silent, and only then can it be back.
+    if not error and sum(event.what == "lost" for event in records) >= CONNECTIONS:
         until(lambda: any(event.what == "back" for event in records), end, "nothing has come back")
     result = {
         "rank": me, "error": error,
