@@ -187,6 +187,11 @@ class Estimator:
         each = [self._links.delay(link, True) for link in self.charts]
         return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 
+    @property
+    def stock_measured(self) -> bool:
+        """True where a link's seconds are known for Megatron's own messages, apart from ours."""
+        return self._links.stock_measured
+
     def delays(self) -> dict[str, float]:
         """Return the present seconds of every link, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}

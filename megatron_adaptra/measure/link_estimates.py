@@ -169,6 +169,11 @@ class LinkEstimates:
             if abs(now[worker] - planned[worker]) > RELATIVE * planned[worker]
         }
 
+    @property
+    def stock_measured(self) -> bool:
+        """True where a link's seconds are known for Megatron's own messages, apart from ours."""
+        return any(self._excess.values())
+
     def delay(self, link: Link, native: bool) -> float:
         """Return the seconds of a `link` for our messages, or (`native`) for Megatron's."""
         excess = self._excess[link]  # charts have the longer of both

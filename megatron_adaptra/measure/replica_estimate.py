@@ -194,6 +194,11 @@ class ReplicaEstimator:
         return self.known and all(estimator.calibrated for estimator in self.estimators)
 
     @property
+    def stock_measured(self) -> bool:
+        """True where a link's seconds are known for Megatron's own messages, apart from ours."""
+        return any(one.stock_measured for one in self.estimators)
+
+    @property
     def charts(self) -> dict[Path, DelayChart]:
         """The charts of the seconds that a message takes, by path."""
         every = (*(estimator.charts for estimator in self.estimators), self._cross.charts)

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 @functools.cache
 def _devices(_: int, interfaces: str) -> list[Any]:
-    """Return gloo devices on `interfaces`, a list with commas; the process number is the cache key."""
+    """Return gloo devices on `interfaces`, separated by commas, for the process of this number."""
     create = ProcessGroupGloo.create_device
     devices = [create(interface=name) for name in filter(None, interfaces.split(","))]
     return devices or [ProcessGroupGloo.create_default_device()]

@@ -90,8 +90,9 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         """Simulate unchanged Megatron, which posts a receive when it needs the message."""
         conditions = self.estimator.conditions(native=True)
         policy = "interleaved" if conditions.chunks > 1 else "1f1b"
-        schedule = make_plan(conditions, policy, self.rule.sends).schedule
-        return simulate(lower(schedule, 0), conditions, self.rule.sends)
+        sends = self._stock_sends()
+        schedule = make_plan(conditions, policy, sends).schedule
+        return simulate(lower(schedule, 0), conditions, sends)
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
         return self.rule.evaluate(schedule, conditions)

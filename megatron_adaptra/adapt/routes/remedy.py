@@ -188,9 +188,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
         return change
 
     def stock(self) -> Timeline:
-        """Simulate the start."""
-        native = self._start.stock
-        return self.evaluate(self._start, self.estimator.conditions(native=native)).timeline
+        """Simulate the start as unchanged Megatron runs it; see PipelineRemedy.stock."""
+        conditions = self.estimator.conditions(native=True)
+        sends = self._stock_sends()
+        return evaluate_replicas(self._start, conditions, sends, 0).timeline
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
         if schedule.stock:

@@ -45,9 +45,9 @@ class ReplanPolicy:
     """A replan policy decides when to swap, and to what.
 
     `min_gain`: share of an iteration that a new plan has to save. `policy`: of the planner, by name
-    (`plan.make_plan`). `fixed`: no plan is made. `sends`: "eager" or "rendezvous". `ahead`: see
-    `lower`. `halves`: microbatches for which a stage must have room besides, so that backwards may
-    run in halves.
+    (`plan.make_plan`). `fixed`: no plan is made. `sends`: "eager" or "rendezvous"; `stock_sends`:
+    those of Megatron's own messages. `ahead`: see `lower`. `halves`: microbatches for which a stage
+    must have room besides, so that backwards may run in halves.
     """
 
     min_gain: float = 0.15
@@ -56,6 +56,7 @@ class ReplanPolicy:
     sends: str = "rendezvous"
     ahead: int | None = None
     halves: float = 0.0
+    stock_sends: str = "rendezvous"
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
         """Compute what an iteration of the schedule takes.

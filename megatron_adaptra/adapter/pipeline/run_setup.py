@@ -292,6 +292,7 @@ class _Setup:
             sends="rendezvous" if self.rendezvous else "eager",
             ahead=self.context.ahead,
             halves=HALVES if self.context.device.behind else 0.0,
+            stock_sends="rendezvous" if self.context.emulator is None else "eager",
         )
 
     def _estimator(self, at_first: Sequence[float], first: int) -> Estimator:

@@ -112,16 +112,19 @@ def _probe(nbytes: int, seconds: float) -> Stamps:
 class Job(FedJob[Plan, Conditions]):
     """A training, for which `truth` holds until `train` changes it.
 
+    It begins over Megatron's `own` messages, or over ours.
+
     `predicted`: seconds of every iteration, where that was asked.
     """
 
     truth: Truth
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Truth, own: bool = True, stock_sends: str = "rendezvous") -> None:
         self.truth = truth
-        start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
+        start = first_schedule(STAGES, COUNT, (float("inf"),) * STAGES)
+        start = over_own_messages(start) if own else start
         estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, on_device=True)
-        self.rule = ReplanPolicy(sends="eager")
+        self.rule = ReplanPolicy(sends="eager", stock_sends=stock_sends)
         super().__init__(
             start, PipelineRemedy(start, estimator, self.rule, DecisionLog(PlanDecision, None), ())
         )

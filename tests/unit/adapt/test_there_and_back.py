@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from adapt.hand_fed import MS, Job, Truth
+from adapt.hand_fed import COUNT, MS, STAGES, Job, Truth
+
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.plan.pipeline.fixed import first_schedule
+from megatron_adaptra.sim.clock import simulate
 
 SLOW = {(1, 2): 40 * MS, (2, 1): 40 * MS}
 
@@ -47,6 +51,16 @@ def test_a_healed_pipeline_goes_back_whatever_our_messages_take(
         later = [seconds for i, seconds in job.predicted.items() if i >= healed + 10]
         assert later
         assert max(back + later) <= 1.001 * healthy, job.reasons
+
+
+@pytest.mark.parametrize("sends", ["eager", "rendezvous"])
+def test_stock_is_predicted_with_its_handshakes_where_ours_alone_are_measured(sends: str) -> None:
+    job = Job(Truth(1 * MS), own=False, stock_sends=sends)
+    job.train(20)
+    job.train(20, slow=SLOW)
+    program = lower(first_schedule(STAGES, COUNT, COUNT), 0)
+    truth = simulate(program, job.truth.conditions(own=False), sends)
+    assert job.remedy.stock().makespan == pytest.approx(truth.makespan, rel=0.02)
 
 
 def test_a_link_that_is_slow_for_our_messages_alone_changes_nothing() -> None:
