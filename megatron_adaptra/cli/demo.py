@@ -18,6 +18,8 @@ from megatron_adaptra.base.errors import BadInput, line_of
 from megatron_adaptra.base.units import brief, number, whole
 from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
+from megatron_adaptra.cli.profile import conditions_of, load_profile
+from megatron_adaptra.cli.slow_job import rules_of
 from megatron_adaptra.config import POLICIES, REROUTES
 from megatron_adaptra.demo.options import (
     DEMO_ENGINES,
@@ -32,7 +34,12 @@ from megatron_adaptra.view.summary import Summary
 
 _Flag = tuple[Any, str | None, str]  # its type, list, bool or choices; its value; its help
 _D = DemoOptions()
+# Keys of a job's profile that a training takes; it measures what the others say.
+_OF_JOB = (
+    "stages", "microbatches", "replicas", "chunks", "recompute", "activation_budget", "slow",
+)  # fmt: skip
 _MODEL: dict[str, _Flag] = {
+    "--profile": (str, "FILE", "the job of adaptra plan, as YAML or JSON; flags win over it"),
     "--stages": (whole, "N", f"pipeline stages, one rank each (default: {_D.stages})"),
     "--microbatches": (whole, "N", f"microbatches per iteration (default: {_D.microbatches})"),
     "--replicas": (whole, "N", f"data-parallel replicas (default: {_D.data_parallel})"),
@@ -165,6 +172,8 @@ def add_parser(subparsers: Any) -> None:
 def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     _refuse_contradictions(args)
+    if args.profile:
+        _take_job(args)
     given = {
         one.name: value
         for one in fields(DemoOptions)
@@ -172,6 +181,19 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
     }
     given["data_parallel"] = args.replicas or _D.data_parallel
     return DemoOptions(**given, emulate=not args.no_emulation)
+
+
+def _take_job(args: argparse.Namespace) -> None:
+    """Set what no flag says from the job in `--profile`; raises BadFile or BadInput."""
+    job = load_profile(args.profile)
+    conditions_of(job)  # refused where `adaptra plan` refuses it
+    taken = {key: job[key] for key in _OF_JOB if key in job} | {"slow": rules_of(job)}
+    if "activation_budget" in job:
+        taken["activation_budget"] = str(job["activation_budget"])
+    for key, value in taken.items():
+        setattr(args, key, getattr(args, key) or value)
+    if measured := [key for key in job if key not in _OF_JOB]:
+        note(f"measured in a training, not taken from {args.profile}: {', '.join(measured)}")
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:

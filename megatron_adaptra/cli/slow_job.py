@@ -57,13 +57,18 @@ def slow_conditions(
     return _Job(values, conditions, field).conditions()
 
 
-def _slow_rules(values: Mapping[str, Any], field: Field) -> dict[str, list[str]]:
-    """Return the rules under `slow` in `values`, by kind; a plan is of when they hold."""
+def rules_of(values: Mapping[str, Any], field: Field = str) -> list[str]:
+    """Return the rules under `slow` in `values`; raises BadInput."""
     given = values.get("slow", [])
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, (list, tuple)) or not all(isinstance(one, str) for one in given):
         raise BadInput(field("slow"), given, "it has to be a list of rules such as 2-3:40ms")
-    return sorted_rules(given, field("slow"))
+    return list(given)
+
+
+def _slow_rules(values: Mapping[str, Any], field: Field) -> dict[str, list[str]]:
+    """Return the rules under `slow` in `values`, by kind; a plan is of when they hold."""
+    return sorted_rules(rules_of(values, field), field("slow"))
 
 
 class _Job:

@@ -101,8 +101,9 @@ class DemoOptions:
             ("iterations", 9, 10**6), ("seed", 0, 2**31 - 1), ("chunks", 0, 10**3),
         ):  # fmt: skip
             value = getattr(self, name)
-            if not least <= value <= most:
-                bound = f"least {least}" if value < least else f"most {most}"
+            integer = isinstance(value, int)
+            if not integer or not least <= value <= most:
+                bound = f"most {most}" if integer and value > most else f"least {least}"
                 raise BadInput(_flag(name), value, f"it has to be a whole number of at {bound}")
         if self.world > MOST_RANKS:
             raise BadInput(

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import ROOT
 from view.view_sample import sample_report
 
+from megatron_adaptra.base.errors import BadInput
 from megatron_adaptra.cli.demo import _options_of
 from megatron_adaptra.cli.main import _parser, main
 from megatron_adaptra.cli.old import renewed
@@ -304,6 +306,21 @@ def test_old_flags_become_rules_with_one_line(
     assert capsys.readouterr().err.splitlines()[-1].endswith(" --slow ".join(["", *rules])[1:])
     parser, _ = _parser(["demo"])
     assert _options_of(parser.parse_args(new)).slow == rules
+
+
+def test_a_job_that_is_planned_is_trained_and_flags_win(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser, _ = _parser(["demo"])
+    words = ["demo", "--profile", str(ROOT / "configs/examples/job.yaml")]
+    options = _options_of(parser.parse_args([*words, "--microbatches", "24"]))
+    assert options == DemoOptions(microbatches=24, slow=["2-3:60ms"], activation_budget="6")
+    measured = capsys.readouterr().err
+    assert "forward_ms, backward_input_ms, backward_weight_ms" in measured
+    job = tmp_path / "job.yaml"
+    job.write_text("{stages: 2, microbatches: 4, forward_ms: 1, backward_ms: 2, replicas: two}")
+    with pytest.raises(BadInput, match="--replicas"):
+        _options_of(parser.parse_args(["demo", "--profile", str(job)]))
 
 
 def test_turns_end_where_the_laboratory_changes() -> None:
