@@ -26,7 +26,7 @@ from megatron_adaptra.measure.stock_messages import Excess, stock_links
 
 WELL = 5  # iterations whose medians are what a healthy link takes
 _BETWEEN = 4  # links that a worker between two others has at least
-TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
+TIME_SLICE = 0.004  # seconds for which Linux lets a process have a core that others want
 LONGEST = 3600.0  # seconds: no message takes longer
 ALIKE = 2.0  # the most by which rates of links that share a port differ, as a factor
 THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
@@ -62,8 +62,8 @@ class LinkEstimates:
     ) -> None:
         self._message_bytes, self._chunks, self._on_device = message_bytes, chunks, on_device
         self._hosts, self._rendezvous = hosts, rendezvous
-        # A message that waits for a core to be handled looks like one that is still on its way.
-        self._floor = TIME_SLICE if shared else 0.0
+        # A message whose sender's and receiver's threads wait for a core looks like one on its way.
+        self._floor = 2 * TIME_SLICE if shared else 0.0
         # Where threads wait for a core, many a message does; a slow link delays all of them.
         self._crowded = on_device or shared
         self.charts: dict[Link, DelayChart] = {}
@@ -104,7 +104,7 @@ class LinkEstimates:
             if one.probed is not None
         }
         if all(report.ops for report in reports):  # it ran over Megatron's own messages
-            delays = self._of_stock(probed, stock_links(reports, self._chunks))
+            delays = self._of_stock(probed, stock_links(reports, self._chunks, self._floor > 0))
         else:
             delays = self._of_ours(probed, samples)
         self.samples = {a: max(0.0, x) for a, x in delays.items() if x <= LONGEST}

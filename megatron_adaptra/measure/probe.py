@@ -35,7 +35,8 @@ class Probe:
         self.worker, self.clock = worker, clock
         self.record = IterationRecord(worker, -1)
         self._marks: list[_Marks] = []
-        self._asked = self._answered = 0.0
+        self._asked = self._answered = self._woken = 0.0
+        self._ask_queued: float | None = None
         self._mark = clock.marker()
         self._core_wait = CoreWait()  # opens nothing before its first call
         self._cpu: Callable[[], float] = time.thread_time
@@ -103,7 +104,7 @@ class Probe:
         cpu, queued, before = self._cpu() - self._op_cpu, self._queued(), self._op_queued
         if queued is not None:
             queued = None if before is None else queued - before
-        lag = self._start.recorded - self._answered if self._asked else 0.0
+        lag = self._start.recorded - self._answered + self._woken if self._asked else 0.0
         end = self._mark()
         # A device goes on meanwhile.
         collected = 0.0 if self.clock.behind else self._garbage.own - self._op_collected
@@ -119,11 +120,15 @@ class Probe:
         The last call before an op is the one that brings what the op needs; earlier ones waited
         only for sends, over another link.
         """
-        self._asked = time.monotonic()
+        self._asked, self._ask_queued = time.monotonic(), self._queued()
 
     def answered(self) -> None:
-        """Note that Megatron has its messages, or that a device's stream waits for them."""
-        self._answered = time.monotonic()
+        """Note that Megatron has its messages, or that a device's stream waits for them.
+
+        A wait for a core meanwhile is the host's, and no message's.
+        """
+        self._answered, queued, before = time.monotonic(), self._queued(), self._ask_queued
+        self._woken = 0.0 if queued is None or before is None else queued - before
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
         """Note that a message from worker `source`, made by `op` there, was taken."""

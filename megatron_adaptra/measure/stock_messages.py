@@ -22,7 +22,9 @@ RECENT = 3  # iterations whose median counts
 FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
 
 
-def stock_links(reports: Sequence[StageReport], chunks: int) -> dict[Link, Seen]:
+def stock_links(
+    reports: Sequence[StageReport], chunks: int, crowded: bool = False
+) -> dict[Link, Seen]:
     """Return what a pipeline's `reports` show of each link.
 
     `reports`: by stage. `chunks`: per stage. Where the receiving device was late itself, or its
@@ -51,7 +53,7 @@ def stock_links(reports: Sequence[StageReport], chunks: int) -> dict[Link, Seen]
                 came.setdefault(source, []).append(stamps)
             before = end
         for source, some in came.items():
-            if seen := seen_by_messages(link_sample(some)):
+            if seen := seen_by_messages(link_sample(some), crowded):
                 link = reports[source].worker, reports[stage].worker
                 found[link] = seen._replace(seconds=max(0.0, seen.seconds))
     return found
