@@ -20,10 +20,10 @@ class OpTime(NamedTuple):
 
     `cpu`: CPU seconds of the thread that ran it; 0 on a device. After messages of Megatron's own,
     `asked`: when the host called for them; `lag`: seconds from when the call was answered until the
-    host launched the op, and those of the call in which its thread waited for a core. `queued`: seconds that the thread waited for a core; None where that is
-    not known. `waited`: seconds of waiting for other replicas, which may be later than this one.
-    `aside`, `aside_cpu`: seconds of waiting for batches and of collecting garbage, and the CPU
-    seconds of both.
+    host launched the op, and those of the call in which its thread waited for a core. `queued`:
+    seconds that the thread waited for a core; None where that is not known. `waited`: seconds of
+    waiting for other replicas, which may be later than this one. `aside`, `aside_cpu`: seconds of
+    waiting for batches and of collecting garbage, and the CPU seconds of both.
     """
 
     op: Op

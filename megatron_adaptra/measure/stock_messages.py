@@ -27,9 +27,10 @@ def stock_links(
 ) -> dict[Link, Seen]:
     """Return what a pipeline's `reports` show of each link.
 
-    `reports`: by stage. `chunks`: per stage. Where the receiving device was late itself, or its
-    host was late to call for the message or to launch the op, only the rest counts. Raises
-    ValueError for what is no op, KeyError for one that no stage has run.
+    `reports`: by stage. `chunks`: per stage. `crowded`: threads wait for a core. Where the
+    receiving device was late itself, or its host was late to call for the message or to launch the
+    op, only the rest counts. Raises ValueError for what is no op, KeyError for one that no stage
+    has run.
     """
     stages = len(reports)
     routes = Routes(stages, chunks)

@@ -57,6 +57,14 @@ def test_a_host_that_launches_late_is_no_slow_link():
     assert max(one.seconds for one in seen.values()) == 0.0
 
 
+def test_where_cores_are_short_a_few_messages_in_time_show_a_healthy_link():
+    first, second = reports(stock(job(dict.fromkeys([(0, 1), (1, 0)], 300 * MS), 2)))
+    late = [op._replace(start=op.start + 5 * (n % 6 > 0)) for n, op in enumerate(second.ops)]
+    two = [first, replace(second, ops=tuple(late))]
+    assert stock_links(two, 1)[0, 1].seconds > 1.0
+    assert stock_links(two, 1, crowded=True)[0, 1].seconds == pytest.approx(300 * MS)
+
+
 def test_of_several_calls_before_an_op_the_last_one_brought_its_message():
     """In the end of an iteration a gradient is sent first, perhaps over a slow link."""
     probe = Probe(1)
