@@ -190,8 +190,8 @@ def _take_job(args: argparse.Namespace) -> None:
     taken = {key: job[key] for key in _OF_JOB if key in job} | {"slow": rules_of(job)}
     if "activation_budget" in job:
         taken["activation_budget"] = str(job["activation_budget"])
-    for key, value in taken.items():
-        setattr(args, key, getattr(args, key) or value)
+    flags = vars(args)
+    flags.update({key: flags[key] or value for key, value in taken.items()})
     if measured := [key for key in job if key not in _OF_JOB]:
         note(f"measured in a training, not taken from {args.profile}: {', '.join(measured)}")
 
