@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import equal_ports, markdown, save
+from gantt_png import INK, SOFT, write_header
+from gantt_png import save as save_png
 
 from megatron_adaptra.cli.output import Table, progress, say, show_table
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce, seconds_after_arrival
 from megatron_adaptra.plan.reductions.sized import MESSAGE, pieces_for, sized
 from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.view.axis import size
-from megatron_adaptra.view.png import INK, SOFT, write_header
-from megatron_adaptra.view.png import save as save_png
 from megatron_adaptra.view.theme import ADAPTRA, BOX_TEXT, OTHER, STOCK, lighter
 
 

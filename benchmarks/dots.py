@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megatron_adaptra.view.png import INCHES, save, write_header
+from gantt_png import INCHES, save, write_header
 
 HEAD, LEGEND = 1.55, 1.35  # inches above and below the charts
 

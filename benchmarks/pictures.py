@@ -15,12 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gantt_png import draw_gantt, draw_legend, save, write_header
+
 from megatron_adaptra.base.package import command
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view import gain
 from megatron_adaptra.view.pipeline import pipeline_gantt
-from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW, BETWEEN, HEAD = 0.3, 0.55, 1.75  # inches
@@ -37,13 +38,13 @@ COMMANDS = {
     "planner-reproduce": ("benchmarks/reproduce.py --out .", "reproduce.png"),
     "replicas": (
         "adaptra draw --stages 4 --microbatches 6 --forward-ms 9 --backward-ms 18 --replicas 3"
-        " --slow 1.2:dead --slow 0.1:2x --activation-budget 6 --out replicas.png",
-        "replicas.png",
+        " --slow 1.2:dead --slow 0.1:2x --activation-budget 6 --out replicas.svg",
+        "replicas.svg",
     ),
     "shares": (
         "adaptra draw --stages 2 --microbatches 6 --forward-ms 10 --backward-ms 20 --replicas 3"
-        " --slow 2:2x --set optimizer_ms=12 --out shares.png",
-        "shares.png",
+        " --slow 2:2x --set optimizer_ms=12 --out shares.svg",
+        "shares.svg",
     ),
     "timelines": ("adaptra demo --out .", "timelines.png"),
     "whole-iteration": (
@@ -74,7 +75,7 @@ def main() -> None:
             picture = Path(folder, file)
             if name == "timelines":
                 timelines(args.demo or Path(folder), picture)
-            shutil.move(picture, args.out / f"{name}.png")
+            shutil.move(picture, args.out / f"{name}{picture.suffix}")
 
 
 def timelines(folder: Path, png: Path) -> None:

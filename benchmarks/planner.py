@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 from common import job, markdown, save
+from gantt_png import INCHES, INK, STYLE, write_header
 
 from megatron_adaptra.cli.output import Table, progress, say, show_table
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.view.png import INCHES, INK, STYLE, write_header
 from megatron_adaptra.view.theme import ADAPTRA, STOCK
 
 SMALL, MEDIUM, LARGE = ((4, 12), (8, 24)), ((16, 128),), ((64, 512),)

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gantt_png import INCHES, save, write_header
+
 from megatron_adaptra.cli.compare_report import charts
 from megatron_adaptra.cli.tradeoff import Cell, Comparison, Row
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.view.axis import number, ticks
 from megatron_adaptra.view.charts import XYChart
-from megatron_adaptra.view.png import INCHES, save, write_header
 
 HEAD, TALL, LEGEND = 1.55, 3.3, 1.35  # inches: above the charts, of them, below
 

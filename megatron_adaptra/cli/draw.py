@@ -1,4 +1,4 @@
-"""`adaptra draw`: a schedule as text, SVG, PNG, page or Chrome trace."""
+"""`adaptra draw`: a schedule as text, SVG, page or Chrome trace."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megatron_adaptra.base.errors import BadFile, BadInput, MissingPackage
+from megatron_adaptra.base.errors import BadFile, BadInput
 from megatron_adaptra.base.files import results_folder
 from megatron_adaptra.base.units import whole
 from megatron_adaptra.cli.job import add_job, in_words, title_of
-from megatron_adaptra.cli.output import print_json, progress, write, writing
+from megatron_adaptra.cli.output import print_json, progress, write
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wants_shares
 from megatron_adaptra.cli.replicas.source import replica_plan_from
@@ -26,16 +26,10 @@ from megatron_adaptra.plan.routes.reroute import ReplicaPlan
 from megatron_adaptra.plan.routes.words import loads_in_words
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
-from megatron_adaptra.view.drawing import (
-    WIDTH,
-    Drawing,
-    drawing_html,
-    drawing_png,
-    drawing_svg,
-)
+from megatron_adaptra.view.drawing import WIDTH, Drawing, drawing_html, drawing_svg
 from megatron_adaptra.view.pipeline import pipeline_gantt
 
-PICTURES = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
+PICTURES = {"ascii": ".txt", "svg": ".svg", "html": ".html", "trace": ".trace.json"}
 SUFFIX = {**PICTURES, "plan": ".plan"}  # the text form of what is drawn
 _OF_SUFFIX = {"." + suffix.rpartition(".")[2]: kind for kind, suffix in SUFFIX.items()}
 _EQUAL = {"forward_ms": 1.0, "backward_input_ms": 1.0, "backward_weight_ms": 1.0}
@@ -48,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     formats = ",".join(SUFFIX)
     parser = subparsers.add_parser(
         "draw",
-        help="a picture of a schedule: text, SVG, PNG, HTML or Chrome trace",
+        help="a picture of a schedule: text, SVG, HTML or Chrome trace",
         description="Draw one iteration of a schedule as the simulator predicts it. Without --out, "
         "to the terminal. A trace opens in ui.perfetto.dev; a plan is the text form of what is "
         "drawn, for --schedule. A --schedule that comes with no times is drawn with all ops "
@@ -78,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, to the terminal or to files; the exit status.
 
-    Raises BadInput for values that do not go together, MissingPackage for a PNG without matplotlib.
+    Raises BadInput for values that do not go together.
     """
     out = args.out
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)
@@ -90,18 +84,15 @@ def run(args: argparse.Namespace) -> int:
         drawn = _schedule(args)
     drawing = drawn.drawing
     files = _files(args, formats, in_folder, drawing.name) if out is not None else {}
-    missing = [kind for kind, path in files.items() if not _write(drawn, kind, path, args.width)]
+    for kind, path in files.items():
+        write(path, _text(drawn, kind, args.width))
     if args.json:
-        written = {kind: str(path) for kind, path in files.items() if kind not in missing}
-        print_json({**drawn.data, "files": written})
+        print_json({**drawn.data, "files": {kind: str(path) for kind, path in files.items()}})
     elif out is None:
         print(_text(drawn, formats[0], args.width, to_file=False), end="")
     else:
-        for kind, path in files.items():
-            if kind not in missing:
-                print(path)
-    if missing:
-        raise MissingPackage("a PNG", ["matplotlib"], "'megatron-adaptra[plot]'")
+        for path in files.values():
+            print(path)
     return 0
 
 
@@ -156,7 +147,7 @@ def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
             )
     chosen = list(formats)
     if out is None:
-        if len(chosen) > 1 or chosen == ["png"]:
+        if len(chosen) > 1:
             raise BadInput("--format", ",".join(chosen), "it needs --out, a file or a folder")
         return chosen or ["ascii"], False
     suffix = Path(out).suffix
@@ -208,16 +199,3 @@ def _text(drawn: _Drawn, kind: str, width: int | None, to_file: bool = True) -> 
     terminal = min(max(LEAST_WIDTH, shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns), _WIDEST)
     rows = ascii_gantt(drawing.gantt, width or (_TEXT_WIDTH if to_file else terminal))
     return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.gantt)}\n"
-
-
-def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
-    """Write the picture to `path`; return False for a PNG where matplotlib is not installed."""
-    if kind != "png":
-        write(path, _text(drawn, kind, width))
-        return True
-    try:
-        with writing(path) as file:
-            drawing_png(drawn.drawing, file)
-    except ImportError:
-        return False
-    return True

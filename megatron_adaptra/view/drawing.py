@@ -1,16 +1,13 @@
-"""One Gantt as a picture of its own: SVG, page or PNG."""
+"""One Gantt as a picture of its own: SVG or page."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any
 
 from megatron_adaptra.view.axis import ms
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.html.page import gantt_legend, header, page, section
 from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png import draw_gantt, draw_legend, save, write_header
 from megatron_adaptra.view.svg.gantt import gantt_svg
 
 WIDTH = 1160  # pixels
@@ -73,17 +70,3 @@ def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
             note="Hover over a box or a line for its times.",
         ),
     )
-
-
-def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
-    """Write the drawing to `path`. Raises ImportError where matplotlib is not installed."""
-    gantt, head, foot = drawing.gantt, 1.75, 0.4
-    tall = 0.34 * max(1, gantt.rows) + 0.1
-
-    def draw(figure: Any, height: float) -> None:
-        write_header(figure, height, drawing.headline(), drawing.job, drawing.why)
-        at = (0.07, foot / height, 0.90, tall / height)
-        draw_gantt(figure.add_axes(at), gantt, drawing.seconds)
-        draw_legend(figure, [gantt], drawing.seconds, (foot + tall + 0.2) / height)
-
-    save(path, head + tall + foot, draw)

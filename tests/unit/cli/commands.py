@@ -60,19 +60,6 @@ def process(*words, expect=0):
     return done
 
 
-def without_matplotlib(*words):
-    """The command in a process that cannot import matplotlib; and the line that it prints then."""
-    code = f"""
-import sys
-sys.modules["matplotlib"] = None
-from megatron_adaptra.cli.main import main
-sys.exit(main({[*map(str, words)]}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    what = "a PNG needs matplotlib, which is not installed"
-    return done, f"{what}: pip install 'megatron-adaptra[plot]'"
-
-
 class Here:
     """Commands run in this process, which saves their start."""
 

@@ -290,7 +290,7 @@ def test_page_without_a_piece(name: str) -> None:
 
 def test_a_page_needs_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys, megatron_adaptra.view.html.report, megatron_adaptra.view.png, "
+        "import sys, megatron_adaptra.view.html.report, "
         "megatron_adaptra.view.chrome, megatron_adaptra.view.ascii; "
         "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     )
