@@ -189,8 +189,10 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
 
     def stock(self) -> Timeline:
         """Simulate the start as unchanged Megatron runs it; see PipelineRemedy.stock."""
-        conditions = self.estimator.conditions(native=True)
         sends = self._stock_sends()
+        # An emulated link, over which stock's messages are eager, delays no collective of the step.
+        native = self._start.stock or sends == "rendezvous"
+        conditions = self.estimator.conditions(native=native)
         return evaluate_replicas(self._start, conditions, sends, 0).timeline
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
