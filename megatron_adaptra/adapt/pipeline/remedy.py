@@ -90,7 +90,8 @@ class PipelineRemedy(PlanRemedy[Plan, Conditions]):
         """Simulate unchanged Megatron, which posts a receive when it needs the message."""
         conditions = self.estimator.conditions(native=True)
         policy = "interleaved" if conditions.chunks > 1 else "1f1b"
-        sends = self._stock_sends()
+        measured = self._in_force.stock or self.estimator.stock_measured
+        sends = self.rule.sends_of_stock(measured)
         schedule = make_plan(conditions, policy, sends).schedule
         return simulate(lower(schedule, 0), conditions, sends)
 

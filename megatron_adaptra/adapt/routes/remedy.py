@@ -189,7 +189,8 @@ class RouteRemedy(PlanRemedy[ReplicaPlan, ReplicaConditions]):
 
     def stock(self) -> Timeline:
         """Simulate the start as unchanged Megatron runs it; see PipelineRemedy.stock."""
-        sends = self._stock_sends()
+        measured = self._in_force.stock or self.estimator.stock_measured
+        sends = self.rule.sends_of_stock(measured)
         # An emulated link, over which stock's messages are eager, delays no collective of the step.
         native = self._start.stock or sends == "rendezvous"
         conditions = self.estimator.conditions(native=native)

@@ -68,6 +68,13 @@ class ReplanPolicy:
             return evaluate(schedule, conditions, "eager", 0)
         return evaluate(schedule, conditions, self.sends, self.ahead)
 
+    def sends_of_stock(self, measured: bool) -> str:
+        """Return how Megatron's own messages move: "eager" or "rendezvous".
+
+        `measured`: their delay is known apart from ours, and contains the handshake of both sides.
+        """
+        return "eager" if measured else self.stock_sends
+
     def make_plan(self, conditions: Conditions) -> Plan:
         """Make the policy's schedule, and compute what an iteration of it takes."""
         if not (conditions.split and self.halves):

@@ -246,14 +246,6 @@ class PlanRemedy(Remedy[StageReport, PlanDecision], Generic[P, K]):
     def stock(self) -> Timeline:
         """Simulate unchanged Megatron under present conditions."""
 
-    def _stock_sends(self) -> str:
-        """Return how Megatron's own messages move: "eager" or "rendezvous".
-
-        A delay that is measured of them contains the handshake between both sides.
-        """
-        measured = self._in_force.stock or self.estimator.stock_measured
-        return "eager" if measured else self.rule.stock_sends
-
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """Return what a replay needs to know beside the start and the rule."""
